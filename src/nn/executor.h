@@ -1,0 +1,109 @@
+// One loaded pair on one backend: forest passes of the target, commits, and drafts. This is all that engine/ sees of tensors.
+//
+// The executor owns the storage (KV pages, recurrent-state slots, drafter and MTP context) but knows no sequences: the caller says
+// which page table and slot a segment uses. Page tables are shared by the target's layers, the drafter and the MTP head: page p of
+// every pool belongs to the same tokens.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "model/spec.h"
+
+namespace ddtree {
+
+// The rows of one sequence in a pass: contiguous, parent before child.
+struct Segment {
+  int32_t first_row = 0, row_count = 0;
+  // Certain rows (prompt tokens, the one row of plain decoding) are a chain and advance state, window and K/V in the pass itself.
+  // Tentative rows (chains and trees under verification) write nothing that lasts until commit().
+  bool certain = false;
+  int32_t slot = -1;                     // recurrent-state slot
+  std::span<const int32_t> pages;        // page table: covers context + row_count positions
+  int32_t context = 0;                   // committed length: row r sees positions [0, context) and its ancestors
+};
+
+struct Forest {
+  std::vector<Segment> segments;
+  std::vector<int32_t> token;            // [R]
+  std::vector<int32_t> position;         // [R] context + depth
+  std::vector<int32_t> parent;           // [R] row index in this forest, or -1: the segment's committed end
+  std::vector<uint8_t> wants_logits;     // [R]
+};
+
+// Valid until the next forward().
+struct PassOutput {
+  const float* logits = nullptr;         // [L, vocab]; ids past the real vocabulary are -inf
+  std::vector<int32_t> logits_row;       // [R] row of `logits`, or -1
+};
+
+// The root path of one segment that the engine keeps. For certain segments: all rows.
+struct Accepted {
+  int32_t segment = 0;
+  std::vector<int32_t> rows;             // row indices in the forest, root first, each the parent of the next
+  std::vector<int32_t> next;             // [rows] the token that follows each row (next[i] is the token of rows[i+1]; the last one is
+                                         // the new anchor, or the next prompt token)
+  bool feed_drafter = false;             // append drafter context for these rows (needed if this sequence may ever draft)
+  bool feed_mtp = false;                 // append MTP rows (row i from token next[i] and the target's hidden state of row i)
+};
+
+struct DraftQuery {
+  int32_t slot = -1;
+  std::span<const int32_t> pages;
+  int32_t context = 0;                   // committed length = position of the anchor
+  int32_t anchor = 0;                    // token sampled, not yet run
+};
+
+// Best candidates of each drafted position, true log-probs (logsumexp over the real vocabulary), best first, ties by smaller id.
+struct DraftOutput {
+  int32_t positions = 0, top_k = 0;      // positions = block - 1 (DFlash)
+  std::vector<int32_t> token;            // [B, positions, top_k]
+  std::vector<float> log_prob;           // [B, positions, top_k]
+};
+
+enum class Precision {
+  kFloat32,
+  kBfloat16Boundaries,                   // CPU: round activations to BF16 where the CUDA ops do, to compare twins
+};
+
+struct ExecutorOptions {
+  int32_t page_size = 32;                // tokens a page
+  int32_t pages = 0;                     // in each pool
+  int32_t slots = 0;
+  int32_t max_rows = 512;                // of one forest
+  int threads = 0;                       // 0: all cores
+  Precision precision = Precision::kFloat32;
+};
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual const ModelSpec& target() const = 0;
+  virtual const DrafterSpec* drafter() const = 0;   // null: none loaded
+  virtual bool has_mtp() const = 0;
+  virtual const ExecutorOptions& options() const = 0;
+  virtual int32_t real_vocab() const = 0;           // ids >= this never come out
+
+  // Empties a slot (zero state and window, no MTP hidden) for a new sequence.
+  virtual void reset_slot(int32_t slot) = 0;
+
+  // Runs the target over the forest. kEngineFault if a logit row is not finite, naming the row and sequence.
+  virtual Status forward(const Forest& forest, PassOutput* output) = 0;
+
+  // The device side of the commit point, once after each forward(), for every segment that keeps rows: folds delta-rule factors and
+  // shifts conv windows of tentative segments, appends their K/V from scratch to pages; appends drafter context and MTP rows.
+  // A tentative segment that is not named leaves no trace.
+  virtual Status commit(const Forest& forest, std::span<const Accepted> accepted) = 0;
+
+  // DFlash: one block [anchor, mask × (block - 1)] a query, over its committed drafter context.
+  virtual Status draft(std::span<const DraftQuery> queries, int32_t top_k, DraftOutput* output) = 0;
+
+  // NEXTN: `steps` recursive greedy drafts by the MTP head (top_k = 1, positions = steps). Leaves MTP context at the committed rows.
+  virtual Status draft_nextn(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output) = 0;
+};
+
+}  // namespace ddtree
