@@ -1,0 +1,153 @@
+// One running service: the loaded pair, its engine, text side, store and phases; what every route asks.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/engine.h"
+#include "model/spec.h"
+
+namespace ddtree {
+
+class ChatTemplate;
+class Phases;  // health/phases.h
+class Store;   // store/store.h
+class Tokenizer;
+
+struct ServiceOptions {
+  std::string model_path;                 // empty: the embedded pair
+  std::string draft_path;                 // empty: none (the embedded pair brings its own)
+  std::vector<std::string> served_names;  // the first is what replies say; all are accepted. Empty: model_path, or "tiny"
+  EngineOptions engine;
+  bool mode_given = false;  // --speculative-algorithm was on the command line
+  int32_t page_size = 32;
+  int32_t pages = 0;                  // 0: max_running × context length
+  int threads = 0;                    // 0: all cores
+  std::string reasoning_parser;       // "": by the template; "none": off
+  std::string tool_parser;            // "": qwen3_coder; "none": off
+  bool always_include_usage = false;  // streams end with a usage chunk even where the request did not ask for one
+  bool skip_smoke = false;
+  bool store_text = false;         // keep prompt and answer text in the store
+  int32_t recent_trees = 64;       // finished requests whose draft trees are kept for the dashboard
+  std::string db_path;             // empty: the user's state folder
+  std::string chat_template_path;  // empty: the checkpoint's own
+  double drain_seconds = 30;
+  std::vector<std::pair<std::string, std::string>> flags;  // as given, for the service's history
+};
+
+// What the loaded model is, for /v1/models, /version and the dashboard.
+struct ModelInfo {
+  std::string name;  // first served name
+  std::vector<std::string> names;
+  std::string path;  // "embedded:tiny" for the embedded pair
+  std::string architecture;
+  int64_t created = 0;  // Unix seconds, when this service loaded it
+  int32_t context_length = 0;
+  int64_t vocab_size = 0, hidden_size = 0, layers = 0, parameters = 0;
+  bool has_drafter = false, has_mtp = false;
+  int64_t block_size = 0;  // 0: no drafter
+  std::string backend = "cpu";
+};
+
+// A request that is waiting or running now.
+struct LiveRequest {
+  std::string id;        // "chatcmpl-…" or "cmpl-…", also the store's
+  std::string endpoint;  // "chat" or "completions"
+  std::string client;    // address
+  bool stream = false;
+  double started = 0;  // Unix seconds
+  int32_t prompt_tokens = 0, completion_tokens = 0, max_tokens = 0;
+  SpeculationMode mode = SpeculationMode::kNone;
+};
+
+// A finished request with every round's draft tree, newest `recent_trees` of them. Token texts are for display: a token that is no
+// whole character by itself is shown with U+FFFD.
+struct RecentRequest {
+  LiveRequest request;
+  double finished = 0;  // Unix seconds
+  std::string finish;   // finish_name(), or "error"
+  std::string error;
+  RequestStats stats;  // trees included
+};
+
+// The parts that answer requests once they are loaded. Immutable while alive; routes hold it for the length of a request.
+struct Serving {
+  ModelInfo info;
+  GenerationDefaults defaults;
+  Engine* engine = nullptr;
+  const Tokenizer* tokenizer = nullptr;
+  const ChatTemplate* chat_template = nullptr;  // null: the checkpoint has none, chat is a 400
+  std::string reasoning_parser, tool_parser;    // as resolved; "none": off
+  bool always_include_usage = false;
+  std::shared_ptr<void> owned;  // what the pointers above point into
+};
+
+// Counters that /metrics shows beside the engine's own.
+struct HttpCounters;
+
+class Service {
+ public:
+  explicit Service(ServiceOptions options);
+  ~Service();
+  Service(const Service&) = delete;
+  Service& operator=(const Service&) = delete;
+
+  // Opens the store and starts this run's record. First call; kUnavailable where the database cannot be used.
+  Status open_store();
+
+  // Loads and proves the pair, phase by phase, then is ready (or says why not). Blocks; the HTTP server answers 503 meanwhile.
+  Status load();
+
+  // Tests: serve these parts instead of load().
+  void adopt(std::shared_ptr<const Serving> serving);
+
+  // No new requests (503 draining); returns when the running ones ended or `seconds` passed. Idempotent.
+  void drain(double seconds);
+  // Ends this run's record. Nothing is running any more.
+  void close(int exit_code, const std::string& reason);
+
+  // Null until the model may be used. Ready says whether the outside may use it (the smoke gate uses it earlier).
+  std::shared_ptr<const Serving> serving() const;
+  bool ready() const;
+  bool draining() const;
+  // One word and one sentence for the outside: "weights", "loading weights 40 %"; the word is a label of the metric ddtree:phase.
+  std::string phase_word() const;
+  std::string phase_sentence() const;
+  int retry_after() const;  // seconds
+  bool smoke_skipped() const;
+  bool alive() const;    // /livez: false where requests run and no pass was made for a minute
+  bool started() const;  // /startupz: has been ready once
+
+  const ServiceOptions& options() const;
+  Phases& phases();
+  const Phases& phases() const;
+  Store* store();                   // null in tests without one
+  int64_t run_id() const;           // this run's service_run row, 0 without a store
+  double started_at() const;        // Unix seconds
+  EngineSnapshot snapshot() const;  // zeros before the engine is there
+  HttpCounters& counters();
+
+  // Runs the smoke suite now, beside the traffic; one at a time (kTemporary while one runs). Stores and returns nothing: the result is the
+  // store's newest smoke run. kEngineFault where a check failed (the service is degraded then).
+  Status run_smoke_now();
+
+  // Bookkeeping of requests, called by generation.cpp.
+  void request_started(const LiveRequest& request);
+  void request_progress(const std::string& id, int32_t completion_tokens);
+  void request_finished(RecentRequest finished, int http_status);
+  std::vector<LiveRequest> live_requests() const;                                    // oldest first
+  std::vector<std::shared_ptr<const RecentRequest>> recent_requests() const;         // newest first
+  std::shared_ptr<const RecentRequest> recent_request(const std::string& id) const;  // null: too old or unknown
+  // The text of single tokens, for tree pictures. Empty before the tokenizer is there.
+  std::vector<std::string> token_texts(const std::vector<int32_t>& ids) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ddtree
