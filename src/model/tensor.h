@@ -1,0 +1,37 @@
+// A tensor of a checkpoint, where it lies in its file: no copy is made.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace ddtree {
+
+// Every element type that a safetensors header can name; weights may be kBf16, kF16 or kF32.
+enum class DType : uint8_t { kBf16, kF16, kF32, kF64, kF8E4M3, kF8E5M2, kBool, kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64 };
+
+const char* dtype_name(DType dtype);  // as safetensors spells it: "BF16", "F8_E4M3", …
+size_t dtype_size(DType dtype);       // bytes an element
+
+struct TensorView {
+  DType dtype = DType::kBf16;
+  std::vector<int64_t> shape;       // row-major; empty: a scalar
+  const std::byte* data = nullptr;  // in the mapped file, NOT necessarily aligned to the element; null: no such tensor
+  size_t bytes = 0;                 // = elements() · dtype_size(dtype)
+  std::string_view file, name;      // of the checkpoint, which must outlive this view (LoadedPair keeps it)
+
+  bool present() const { return data != nullptr; }
+  int64_t elements() const;  // product of shape
+};
+
+std::string shape_text(const std::vector<int64_t>& shape);  // "[256, 768]"
+
+// Writes elements() floats. dtype must be kBf16, kF16 or kF32 (what roles.h has checked). Exact.
+void to_float32(const TensorView& tensor, float* out);
+
+// The same for elements [first, first + count): a rank's or a thread's share.
+void to_float32(const TensorView& tensor, int64_t first, int64_t count, float* out);
+
+}  // namespace ddtree
