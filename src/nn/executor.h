@@ -74,8 +74,11 @@ struct ExecutorOptions {
   int32_t pages = 0;                     // in each pool
   int32_t slots = 0;
   int32_t max_rows = 512;                // of one forest
+  int32_t max_logit_rows = 0;            // rows of one forest that may want logits; 0: max_rows
+  int32_t real_vocab = 0;                // ids the tokenizer knows; rows past them are padding. 0: every row of embed_tokens
   int threads = 0;                       // 0: all cores
   Precision precision = Precision::kFloat32;
+  bool bfloat16_residual = false;        // with kBfloat16Boundaries: round the residual stream too (default: float32, as on CUDA)
 };
 
 class Executor {
