@@ -1,0 +1,52 @@
+// What passes cost on this machine: measured at start-up, refined by every pass.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ddtree {
+
+// A positive, never falling function of a size, linear between knots, by its last slope beyond them.
+class CostCurve {
+ public:
+  explicit CostCurve(std::vector<double> knots);  // rising sizes, at least two
+  double operator()(double size) const;
+  void set(size_t knot, double milliseconds);  // a measured start value
+  // Moves the knots around `size` towards a measured value. An outlier (the machine was busy) counts no more than three times what
+  // was expected.
+  void observe(double size, double milliseconds, double rate = 0.1);
+  const std::vector<double>& knots() const { return knots_; }
+  const std::vector<double>& values() const { return values_; }
+
+ private:
+  size_t segment(double size) const;
+  double value(size_t knot) const;  // made monotone
+  std::vector<double> knots_, values_;
+};
+
+// Milliseconds. Rows are those of a whole forest pass; row_context is the sum of rows × their committed context.
+class CostModel {
+ public:
+  explicit CostModel(int32_t max_rows = 512, int32_t max_sequences = 64);
+
+  double verify(double rows, double row_context) const { return verify_(rows) + context_slope_ * row_context; }
+  double draft(int32_t sequences) const { return sequences > 0 ? draft_(sequences) : 0; }
+  double host(int32_t sequences) const { return host_(sequences); }  // sampling, commit, bookkeeping of a round
+
+  CostCurve& verify_curve() { return verify_; }
+  CostCurve& draft_curve() { return draft_; }
+  const CostCurve& verify_curve() const { return verify_; }
+  void set_context_slope(double slope) { context_slope_ = slope > 0 ? slope : 0; }
+  double context_slope() const { return context_slope_; }
+
+  void observe_verify(double rows, double row_context, double ms) { verify_.observe(rows, ms - context_slope_ * row_context); }
+  void observe_draft(int32_t sequences, double ms) { draft_.observe(sequences, ms); }
+  void observe_host(int32_t sequences, double ms) { host_.observe(sequences, ms); }
+
+ private:
+  CostCurve verify_, draft_, host_;
+  double context_slope_ = 0;
+};
+
+}  // namespace ddtree
