@@ -1,0 +1,75 @@
+#include "model/tensor.h"
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+
+#include "base/bf16.h"
+
+namespace ddtree {
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kBf16: return "BF16";
+    case DType::kF16: return "F16";
+    case DType::kF32: return "F32";
+    case DType::kF64: return "F64";
+    case DType::kF8E4M3: return "F8_E4M3";
+    case DType::kF8E5M2: return "F8_E5M2";
+    case DType::kBool: return "BOOL";
+    case DType::kU8: return "U8";
+    case DType::kI8: return "I8";
+    case DType::kU16: return "U16";
+    case DType::kI16: return "I16";
+    case DType::kU32: return "U32";
+    case DType::kI32: return "I32";
+    case DType::kU64: return "U64";
+    case DType::kI64: return "I64";
+  }
+  return "?";
+}
+
+size_t dtype_size(DType dtype) {
+  switch (dtype) {
+    case DType::kF8E4M3:
+    case DType::kF8E5M2:
+    case DType::kBool:
+    case DType::kU8:
+    case DType::kI8: return 1;
+    case DType::kBf16:
+    case DType::kF16:
+    case DType::kU16:
+    case DType::kI16: return 2;
+    case DType::kF32:
+    case DType::kU32:
+    case DType::kI32: return 4;
+    case DType::kF64:
+    case DType::kU64:
+    case DType::kI64: return 8;
+  }
+  return 1;
+}
+
+int64_t TensorView::elements() const { return static_cast<int64_t>(bytes / dtype_size(dtype)); }
+
+std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
+
+void to_float32(const TensorView& tensor, float* out) { to_float32(tensor, 0, tensor.elements(), out); }
+
+void to_float32(const TensorView& tensor, int64_t first, int64_t count, float* out) {
+  const std::byte* in = tensor.data + first * static_cast<int64_t>(dtype_size(tensor.dtype));
+  if (tensor.dtype == DType::kF32) {
+    if (count > 0) std::memcpy(out, in, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  // memcpy of each element: a header of odd length leaves the data unaligned.
+  const bool bf16 = tensor.dtype == DType::kBf16;
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, in + 2 * i, sizeof bits);
+    out[i] = bf16 ? bf16_to_float(bits) : f16_to_float(bits);
+  }
+}
+
+}  // namespace ddtree
