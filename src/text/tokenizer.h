@@ -66,8 +66,9 @@ class Tokenizer {
   std::string_view token_bytes(int32_t id) const;
   bool has_token(int32_t id) const;
 
+  struct Impl;  // tokenizer_impl.h; named here for the loader
+
  private:
-  struct Impl;
   explicit Tokenizer(std::unique_ptr<const Impl> impl);
   std::unique_ptr<const Impl> impl_;
 };
