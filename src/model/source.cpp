@@ -226,7 +226,8 @@ Result<std::shared_ptr<const ModelSource>> open_model_source(std::string_view pa
     if (const fs::path inside = fs::path(folder) / (part == ModelPart::kTarget ? "target" : "draft");
         fs::exists(inside / "config.json", error))
       hint = fmt::format("; did you mean {}?", inside.string());
-    else if (std::any_of(source->names().begin(), source->names().end(), [](const std::string& n) { return n.ends_with(".gguf"); }))
+    else if (const std::vector<std::string> names = source->names();
+             std::any_of(names.begin(), names.end(), [](const std::string& n) { return n.ends_with(".gguf"); }))
       hint = "; GGUF files are not read, the safetensors checkpoint is";
     return Status(Code::kBadModel, fmt::format("{} has no config.json; found: {}{}", folder, list_text(entries(folder, true, true)), hint));
   }
