@@ -21,64 +21,66 @@ struct Segment {
   // Certain rows (prompt tokens, the one row of plain decoding) are a chain and advance state, window and K/V in the pass itself.
   // Tentative rows (chains and trees under verification) write nothing that lasts until commit().
   bool certain = false;
-  int32_t slot = -1;                     // recurrent-state slot
-  std::span<const int32_t> pages;        // page table: covers context + row_count positions
-  int32_t context = 0;                   // committed length: row r sees positions [0, context) and its ancestors
+  int32_t slot = -1;               // recurrent-state slot
+  std::span<const int32_t> pages;  // page table: covers context + row_count positions
+  int32_t context = 0;             // committed length: row r sees positions [0, context) and its ancestors
 };
 
 struct Forest {
   std::vector<Segment> segments;
-  std::vector<int32_t> token;            // [R]
-  std::vector<int32_t> position;         // [R] context + depth
-  std::vector<int32_t> parent;           // [R] row index in this forest, or -1: the segment's committed end
-  std::vector<uint8_t> wants_logits;     // [R]
+  std::vector<int32_t> token;         // [R]
+  std::vector<int32_t> position;      // [R] context + depth
+  std::vector<int32_t> parent;        // [R] row index in this forest, or -1: the segment's committed end
+  std::vector<uint8_t> wants_logits;  // [R]
 };
 
 // Valid until the next forward().
 struct PassOutput {
-  const float* logits = nullptr;         // [L, vocab]; ids past the real vocabulary are -inf
-  std::vector<int32_t> logits_row;       // [R] row of `logits`, or -1
+  const float* logits = nullptr;    // [L, vocab]; ids past the real vocabulary are -inf
+  std::vector<int32_t> logits_row;  // [R] row of `logits`, or -1
+  // After kEngineFault for logits that are not finite: the rows concerned; all other rows are right. Empty: the whole pass is lost.
+  std::vector<int32_t> faulty_rows;
 };
 
 // The root path of one segment that the engine keeps. For certain segments: all rows.
 struct Accepted {
   int32_t segment = 0;
-  std::vector<int32_t> rows;             // row indices in the forest, root first, each the parent of the next
-  std::vector<int32_t> next;             // [rows] the token that follows each row (next[i] is the token of rows[i+1]; the last one is
-                                         // the new anchor, or the next prompt token)
-  bool feed_drafter = false;             // append drafter context for these rows (needed if this sequence may ever draft)
-  bool feed_mtp = false;                 // append MTP rows (row i from token next[i] and the target's hidden state of row i)
+  std::vector<int32_t> rows;  // row indices in the forest, root first, each the parent of the next
+  std::vector<int32_t> next;  // [rows] the token that follows each row (next[i] is the token of rows[i+1]; the last one is
+                              // the new anchor, or the next prompt token)
+  bool feed_drafter = false;  // append drafter context for these rows (needed if this sequence may ever draft)
+  bool feed_mtp = false;      // append MTP rows (row i from token next[i] and the target's hidden state of row i)
 };
 
 struct DraftQuery {
   int32_t slot = -1;
   std::span<const int32_t> pages;
-  int32_t context = 0;                   // committed length = position of the anchor
-  int32_t anchor = 0;                    // token sampled, not yet run
+  int32_t context = 0;  // committed length = position of the anchor
+  int32_t anchor = 0;   // token sampled, not yet run
 };
 
 // Best candidates of each drafted position, true log-probs (logsumexp over the real vocabulary), best first, ties by smaller id.
 struct DraftOutput {
-  int32_t positions = 0, top_k = 0;      // positions = block - 1 (DFlash)
-  std::vector<int32_t> token;            // [B, positions, top_k]
-  std::vector<float> log_prob;           // [B, positions, top_k]
+  int32_t positions = 0, top_k = 0;  // positions = block - 1 (DFlash)
+  std::vector<int32_t> token;        // [B, positions, top_k]
+  std::vector<float> log_prob;       // [B, positions, top_k]
 };
 
 enum class Precision {
   kFloat32,
-  kBfloat16Boundaries,                   // CPU: round activations to BF16 where the CUDA ops do, to compare twins
+  kBfloat16Boundaries,  // CPU: round activations to BF16 where the CUDA ops do, to compare twins
 };
 
 struct ExecutorOptions {
-  int32_t page_size = 32;                // tokens a page
-  int32_t pages = 0;                     // in each pool
+  int32_t page_size = 32;  // tokens a page
+  int32_t pages = 0;       // in each pool
   int32_t slots = 0;
-  int32_t max_rows = 512;                // of one forest
-  int32_t max_logit_rows = 0;            // rows of one forest that may want logits; 0: max_rows
-  int32_t real_vocab = 0;                // ids the tokenizer knows; rows past them are padding. 0: every row of embed_tokens
-  int threads = 0;                       // 0: all cores
+  int32_t max_rows = 512;      // of one forest
+  int32_t max_logit_rows = 0;  // rows of one forest that may want logits; 0: max_rows
+  int32_t real_vocab = 0;      // ids the tokenizer knows; rows past them are padding. 0: every row of embed_tokens
+  int threads = 0;             // 0: all cores
   Precision precision = Precision::kFloat32;
-  bool bfloat16_residual = false;        // with kBfloat16Boundaries: round the residual stream too (default: float32, as on CUDA)
+  bool bfloat16_residual = false;  // with kBfloat16Boundaries: round the residual stream too (default: float32, as on CUDA)
 };
 
 class Executor {
@@ -86,10 +88,10 @@ class Executor {
   virtual ~Executor() = default;
 
   virtual const ModelSpec& target() const = 0;
-  virtual const DrafterSpec* drafter() const = 0;   // null: none loaded
+  virtual const DrafterSpec* drafter() const = 0;  // null: none loaded
   virtual bool has_mtp() const = 0;
   virtual const ExecutorOptions& options() const = 0;
-  virtual int32_t real_vocab() const = 0;           // ids >= this never come out
+  virtual int32_t real_vocab() const = 0;  // ids >= this never come out
 
   // Empties a slot (zero state and window, no MTP hidden) for a new sequence.
   virtual void reset_slot(int32_t slot) = 0;

@@ -1,0 +1,91 @@
+// A place where ops run: its memory, its packed weights, and one method an op. nn/ is written once over this; ops/cpu/ is the reference,
+// ops/cuda/ its twin. Each op's contract stands in its header.
+//
+// Ops are enqueued in order and may run later; errors of the device appear in finish(). Nothing is allocated after set-up: tensors,
+// weights, pools and tables are made once and live as long as the backend. Shapes are the caller's duty (nn derives them from the checked
+// spec); backends assert them in debug builds. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "base/status.h"
+#include "model/tensor.h"
+#include "ops/attention.h"
+#include "ops/delta.h"
+#include "ops/forest.h"
+#include "ops/linear.h"
+#include "ops/logits.h"
+#include "ops/norm.h"
+#include "ops/rows.h"
+#include "ops/silu_mul.h"
+#include "ops/tensor.h"
+
+namespace ddtree::ops {
+
+// Arrays staged for one use must outlive another's: a draft runs between forward() and the next, and so on.
+enum class Lane : uint8_t { kPass, kCommit, kDraft };
+inline constexpr int kLanes = 3;
+
+struct BackendLimits {
+  int64_t max_rows = 0;           // of any op
+  int64_t max_positions = 0;      // largest context + rows that attention can meet
+  int64_t max_linear_inputs = 0;  // largest K
+  int64_t staged_bytes = 0;       // of one lane
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const char* name() const = 0;  // for logs: "cpu avx512"
+
+  // --- set-up. kDoesNotFit with the size in MiB where memory ends; kBadModel for shapes the backend cannot run. ------------------------
+  virtual Status set_limits(const BackendLimits& limits) = 0;                           // once, before any op
+  virtual Element activation() const = 0;                                               // element type of activations
+  virtual Result<Tensor> make_tensor(int64_t rows, int64_t cols, Element element) = 0;  // zeroed
+  // Rows of the parts, one below another; all [n, K] (a vector [n] counts as [n, 1]), BF16 only if all are.
+  virtual Result<const Weight*> pack_weight(std::span<const TensorView> parts) = 0;
+  // [1, n] float32 in the backend's memory: the tensor's values plus `add` (1 for zero-centred norms), added in float32.
+  virtual Result<Tensor> norm_weight(const TensorView& weight, float add) = 0;
+  // [rows, cols] float32 from host values.
+  virtual Result<Tensor> constant(std::span<const float> values, int64_t rows, int64_t cols) = 0;
+  virtual Result<const RopeTable*> make_rope(int64_t positions, int64_t rotary_dim, double theta) = 0;
+  virtual Result<KvPool*> make_kv_pool(KvShape shape, int32_t pages, int32_t page_size) = 0;
+  virtual Result<KvScratch*> make_kv_scratch(KvShape shape, int32_t rows) = 0;
+  virtual Result<StatePool*> make_state_pool(DeltaShape shape, int32_t slots) = 0;
+  virtual Result<DeltaTrace*> make_delta_trace(DeltaShape shape, int32_t rows) = 0;
+
+  // --- host side of a pass ---------------------------------------------------------------------------------------------------------
+  virtual void stage_begin(Lane lane) = 0;  // forgets what was staged in the lane
+  // Copies `bytes` from the host; null if the lane is full (BackendLimits::staged_bytes).
+  virtual const void* stage_bytes(Lane lane, const void* data, int64_t bytes) = 0;
+  template <class T>
+  const T* stage(Lane lane, std::span<const T> values) {
+    return static_cast<const T*>(stage_bytes(lane, values.data(), static_cast<int64_t>(values.size_bytes())));
+  }
+  virtual Status finish() = 0;  // waits for all that was enqueued
+  virtual Result<const float*> host_floats(
+      const Tensor& t) = 0;  // contiguous float32 [rows, cols], valid until the next call or op; finishes
+  virtual void reset_state(StatePool* states, int32_t slot) = 0;  // zero state and window, all layers
+
+  // --- ops ---------------------------------------------------------------------------------------------------------------------------
+  virtual void embed(const EmbedArgs& args) = 0;
+  virtual void copy_rows(const CopyRowsArgs& args) = 0;
+  virtual void rms_norm(const RmsNormArgs& args) = 0;
+  virtual void add_rms_norm(const AddRmsNormArgs& args) = 0;
+  virtual void gated_rms_norm(const GatedRmsNormArgs& args) = 0;
+  virtual void linear(const LinearArgs& args) = 0;
+  virtual void silu_mul(const SiluMulArgs& args) = 0;
+  virtual void attention_prepare(const AttentionPrepareArgs& args) = 0;
+  virtual void attention(const AttentionArgs& args) = 0;
+  virtual void draft_attention(const DraftAttentionArgs& args) = 0;
+  virtual void draft_context(const DraftContextArgs& args) = 0;
+  virtual void kv_commit(const KvCommitArgs& args) = 0;
+  virtual void conv(const ConvArgs& args) = 0;
+  virtual void delta_rule(const DeltaRuleArgs& args) = 0;
+  virtual void delta_commit(const DeltaCommitArgs& args) = 0;
+  virtual void finish_logits(const FinishLogitsArgs& args) = 0;
+  virtual void top_k_log_probs(const TopKArgs& args) = 0;
+};
+
+}  // namespace ddtree::ops

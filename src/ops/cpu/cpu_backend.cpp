@@ -1,0 +1,234 @@
+#include "ops/cpu/cpu_backend.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/bf16.h"
+
+namespace ddtree::ops::cpu {
+namespace {
+
+Status no_memory(const char* what, int64_t bytes) {
+  return {Code::kDoesNotFit, fmt::format("{}: {} MiB could not be allocated", what, (bytes >> 20) + 1)};
+}
+
+template <class T>
+Status allocate(Block<T>* block, int64_t count, const char* what) {
+  if (block->allocate(count)) return {};
+  return no_memory(what, count * static_cast<int64_t>(sizeof(T)));
+}
+
+Status multiple_of_16(const char* what, int64_t n) {
+  if (n > 0 && n % kLanes16 == 0) return {};
+  return {Code::kBadModel, fmt::format("{} is {}: the CPU kernels need a positive multiple of {}", what, n, kLanes16)};
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(const CpuOptions& options)
+    : kernels_(options.kernels ? *options.kernels : best_kernels()),
+      name_(fmt::format("cpu {}", kernels_.name)),
+      bfloat16_(options.bfloat16_boundaries),
+      bfloat16_residual_(options.bfloat16_boundaries && options.bfloat16_residual),
+      pool_(options.threads),
+      workers_(pool_.threads()) {}
+
+CpuBackend::~CpuBackend() = default;
+
+template <class T, class... A>
+T* CpuBackend::keep(A&&... a) {
+  auto owned = std::make_shared<T>(std::forward<A>(a)...);
+  owned_.push_back(owned);
+  return owned.get();
+}
+
+Status CpuBackend::set_limits(const BackendLimits& limits) {
+  limits_ = limits;
+  const int64_t tiles = (limits.max_rows + kTileRows - 1) / kTileRows;
+  DDTREE_RETURN_IF_ERROR(allocate(&packed_, tiles * kTileRows * limits.max_linear_inputs, "linear workspace"));
+  for (auto& lane : lanes_) DDTREE_RETURN_IF_ERROR(allocate(&lane, limits.staged_bytes, "staged arrays"));
+  return reserve_worker(kTileRows * kPanelColumns * 4);
+}
+
+Status CpuBackend::reserve_worker(int64_t floats) {
+  if (floats <= worker_floats_) return {};
+  worker_floats_ = floats;
+  for (auto& w : workers_) DDTREE_RETURN_IF_ERROR(allocate(&w, floats, "op workspace"));
+  return {};
+}
+
+Result<Tensor> CpuBackend::make_tensor(int64_t rows, int64_t cols, Element element) {
+  if (element != Element::kFloat32) return Status(Code::kEngineFault, "the CPU backend keeps activations as float32");
+  auto* block = keep<Block<float>>();
+  // Rows end on a vector, so that kernels of whole vectors may read (never use) past the last column.
+  if (!block->allocate(rows * cols + kLanes16)) return no_memory("activations", rows * cols * 4);
+  return Tensor{block->data(), Element::kFloat32, rows, cols, cols};
+}
+
+Result<const Weight*> CpuBackend::pack_weight(std::span<const TensorView> parts) {
+  int64_t n = 0, k = 0;
+  bool bf16 = true;
+  std::vector<int64_t> first;  // row of the whole where each part begins
+  for (const TensorView& p : parts) {
+    const int64_t rows = p.shape.empty() ? 0 : p.shape[0], cols = p.shape.size() > 1 ? p.shape[1] : 1;
+    if (!p.present() || p.shape.size() > 2 || rows <= 0 || (k != 0 && cols != k)) {
+      return Status(Code::kBadModel, fmt::format("tensor {} {} cannot be packed under [{}, {}]", p.name, shape_text(p.shape), n, k));
+    }
+    first.push_back(n);
+    n += rows;
+    k = cols;
+    bf16 = bf16 && p.dtype == DType::kBf16;
+  }
+  first.push_back(n);
+  auto* w = keep<CpuWeight>(n, k, bf16);
+  if (bf16) {
+    DDTREE_RETURN_IF_ERROR(allocate(&w->pairs, w->panels() * k * 16, "weights"));
+  } else {
+    DDTREE_RETURN_IF_ERROR(allocate(&w->floats, w->panels() * k * 32, "weights"));
+  }
+  pool_.parallel_for(w->panels(), 4, [&](int64_t begin, int64_t end) {
+    std::vector<float> row(bf16 ? 0 : k);
+    for (int64_t r = begin * kPanelColumns; r < std::min(end * kPanelColumns, n); ++r) {
+      const size_t part = std::upper_bound(first.begin(), first.end(), r) - first.begin() - 1;
+      const TensorView& p = parts[part];
+      const int64_t column = r % kPanelColumns, panel = r / kPanelColumns, from = (r - first[part]) * k;
+      if (bf16) {
+        uint32_t* out = w->pairs.data() + panel * k * 16 + column % 16;
+        const int shift = column < 16 ? 0 : 16;
+        for (int64_t i = 0; i < k; ++i) {
+          uint16_t bits;
+          std::memcpy(&bits, p.data + (from + i) * 2, 2);
+          out[i * 16] |= static_cast<uint32_t>(bits) << shift;
+        }
+      } else {
+        to_float32(p, from, k, row.data());
+        float* out = w->floats.data() + panel * k * 32 + column;
+        for (int64_t i = 0; i < k; ++i) out[i * 32] = row[i];
+      }
+    }
+  });
+  return static_cast<const Weight*>(w);
+}
+
+Result<Tensor> CpuBackend::norm_weight(const TensorView& weight, float add) {
+  std::vector<float> values(weight.elements());
+  to_float32(weight, values.data());
+  for (float& v : values) v += add;
+  return constant(values, 1, static_cast<int64_t>(values.size()));
+}
+
+Result<Tensor> CpuBackend::constant(std::span<const float> values, int64_t rows, int64_t cols) {
+  if (static_cast<int64_t>(values.size()) != rows * cols) {
+    return Status(Code::kEngineFault, fmt::format("constant of {} values for a [{}, {}] tensor", values.size(), rows, cols));
+  }
+  Result<Tensor> t = make_tensor(rows, cols, Element::kFloat32);
+  if (t.ok()) std::copy(values.begin(), values.end(), t->f32());
+  return t;
+}
+
+Result<const RopeTable*> CpuBackend::make_rope(int64_t positions, int64_t rotary_dim, double theta) {
+  if (rotary_dim < 0 || rotary_dim % 2) return Status(Code::kBadModel, fmt::format("rotary dimension is {}: it must be even", rotary_dim));
+  auto* rope = keep<CpuRope>(positions, rotary_dim);
+  DDTREE_RETURN_IF_ERROR(allocate(&rope->table, positions * rotary_dim, "rotary table"));
+  const int64_t half = rotary_dim / 2;
+  // Frequency and angle are rounded to float32 as the models' own code rounds them: at long positions that is part of what was trained.
+  std::vector<float> frequency(half);
+  for (int64_t i = 0; i < half; ++i) {
+    frequency[i] = static_cast<float>(1.0 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(rotary_dim)));
+  }
+  pool_.parallel_for(positions, 256, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) {
+      float* row = rope->table.data() + p * rotary_dim;
+      for (int64_t i = 0; i < half; ++i) {
+        const float angle = static_cast<float>(p) * frequency[i];
+        row[i] = static_cast<float>(std::cos(static_cast<double>(angle)));
+        row[half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+      }
+    }
+  });
+  return static_cast<const RopeTable*>(rope);
+}
+
+Result<KvPool*> CpuBackend::make_kv_pool(KvShape shape, int32_t pages, int32_t page_size) {
+  DDTREE_RETURN_IF_ERROR(multiple_of_16("head_dim", shape.head_dim));
+  if (page_size <= 0 || page_size % kLanes16) {
+    return Status(Code::kInvalidArgument, fmt::format("page_size is {}: it must be a positive multiple of {}", page_size, kLanes16));
+  }
+  auto* pool = keep<CpuKvPool>(shape, pages, page_size);
+  const int64_t floats = int64_t{shape.layers} * pages * shape.kv_heads * pool->page_floats();
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->k, floats, "K pages"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->v, floats, "V pages"));
+  return static_cast<KvPool*>(pool);
+}
+
+Result<KvScratch*> CpuBackend::make_kv_scratch(KvShape shape, int32_t rows) {
+  DDTREE_RETURN_IF_ERROR(multiple_of_16("head_dim", shape.head_dim));
+  auto* scratch = keep<CpuKvScratch>(shape, rows);
+  const int64_t heads = int64_t{shape.layers} * shape.kv_heads;
+  DDTREE_RETURN_IF_ERROR(allocate(&scratch->k, heads * scratch->panels() * CpuKvScratch::kPanel * shape.head_dim, "K scratch"));
+  DDTREE_RETURN_IF_ERROR(allocate(&scratch->v, heads * rows * shape.head_dim, "V scratch"));
+  // attend(): queries and outputs of a tile, scores twice (row-major and position-major), one panel of own scores, the rows' paths.
+  const int64_t positions = round_up(limits_.max_positions + 1, 64) + 64;
+  DDTREE_RETURN_IF_ERROR(
+      reserve_worker(kTileRows * (2 * int64_t{shape.head_dim} + 2 * positions + 2 * CpuKvScratch::kPanel + limits_.max_rows)));
+  items_.reserve(limits_.max_rows * 8);
+  return static_cast<KvScratch*>(scratch);
+}
+
+Result<StatePool*> CpuBackend::make_state_pool(DeltaShape shape, int32_t slots) {
+  DDTREE_RETURN_IF_ERROR(multiple_of_16("linear_key_head_dim", shape.key_dim));
+  DDTREE_RETURN_IF_ERROR(multiple_of_16("linear_value_head_dim", shape.value_dim));
+  if (shape.conv_width < 2 || shape.conv_width > 8) {
+    return Status(Code::kBadModel, fmt::format("linear_conv_kernel_dim is {}: 2 to 8 are supported", shape.conv_width));
+  }
+  auto* pool = keep<CpuStatePool>(shape, slots);
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->states, int64_t{slots} * shape.layers * pool->layer_state(), "recurrent states"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->windows, int64_t{slots} * shape.layers * pool->layer_window(), "convolution windows"));
+  return static_cast<StatePool*>(pool);
+}
+
+Result<DeltaTrace*> CpuBackend::make_delta_trace(DeltaShape shape, int32_t rows) {
+  auto* trace = keep<CpuDeltaTrace>(shape, rows);
+  const int64_t all = int64_t{shape.layers} * rows;
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->inputs, all * shape.channels(), "convolution inputs"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->keys, all * trace->key_width(), "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->updates, all * trace->value_width(), "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->prefixes, all * shape.value_heads, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->queries, rows * trace->key_width(), "delta-rule queries"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->betas, int64_t{rows} * shape.value_heads, "delta-rule gates"));
+  // delta_rule(): tiles of keys and queries and their products, coefficients and a path. fold(): scaled keys and gathered updates of a
+  // path.
+  const int64_t dims = int64_t{shape.key_dim} + shape.value_dim;
+  DDTREE_RETURN_IF_ERROR(reserve_worker(2 * kTileRows * dims + 2 * shape.value_dim + 8 * (int64_t{rows} + 16) + rows * dims + 64));
+  return static_cast<DeltaTrace*>(trace);
+}
+
+void CpuBackend::stage_begin(Lane lane) { lane_used_[static_cast<int>(lane)] = 0; }
+
+const void* CpuBackend::stage_bytes(Lane lane, const void* data, int64_t bytes) {
+  const int i = static_cast<int>(lane);
+  const int64_t at = round_up(lane_used_[i], 16);
+  if (at + bytes > lanes_[i].count()) return nullptr;
+  std::byte* to = lanes_[i].data() + at;
+  if (bytes > 0) std::memcpy(to, data, bytes);
+  lane_used_[i] = at + bytes;
+  return to;
+}
+
+Result<const float*> CpuBackend::host_floats(const Tensor& t) {
+  if (t.stride == t.cols || t.rows <= 1) return static_cast<const float*>(t.f32());
+  host_.resize(t.rows * t.cols);
+  for (int64_t r = 0; r < t.rows; ++r) std::copy_n(t.f32(r), t.cols, host_.data() + r * t.cols);
+  return static_cast<const float*>(host_.data());
+}
+
+void CpuBackend::reset_state(StatePool* states, int32_t slot) {
+  const auto& s = static_cast<const CpuStatePool&>(*states);
+  std::fill_n(s.state(slot, 0, 0), s.shape().layers * s.layer_state(), 0.0f);
+  std::fill_n(s.window(slot, 0), s.shape().layers * s.layer_window(), 0.0f);
+}
+
+}  // namespace ddtree::ops::cpu

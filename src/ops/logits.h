@@ -1,0 +1,30 @@
+// Ops over rows of logits.
+//
+// finish_logits: sets columns >= real_vocab to -inf (padding rows of the head must never be drawn) and reports the first row that holds a
+//   NaN or an infinity among the real columns: *bad_row = that row, or -1. *bad_row is a host value, read after Backend::finish().
+//
+// top_k_log_probs: per row the top_k best columns below real_vocab, best first, ties by smaller id, with true log-probabilities
+//   (l - max - log Σ exp(l - max) over the real columns; the sum in float32 lanes of fixed order, the rest in float64). Writes host arrays,
+//   valid after finish(). A row with a non-finite sum sets *bad_row. 1 <= top_k <= real_vocab.
+#pragma once
+
+#include "ops/tensor.h"
+
+namespace ddtree::ops {
+
+struct FinishLogitsArgs {
+  Tensor logits;  // [R, V] float32, updated
+  int64_t real_vocab = 0;
+  int32_t* bad_row = nullptr;
+};
+
+struct TopKArgs {
+  Tensor logits;  // [R, V] float32
+  int64_t real_vocab = 0;
+  int32_t top_k = 0;
+  int32_t* token = nullptr;   // [R, top_k] host
+  float* log_prob = nullptr;  // [R, top_k] host
+  int32_t* bad_row = nullptr;
+};
+
+}  // namespace ddtree::ops
