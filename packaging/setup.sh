@@ -23,7 +23,7 @@ libpcre2-dev libutf8proc-dev libcli11-dev nodejs npm"
 test_packages="$build_packages chromium clang-format clang-tidy curl procps fonts-dejavu-core"
 
 stamp=$deps/stamp.$what
-want=$({ cat packaging/setup.sh web/package-lock.json tests/clients/package-lock.json 2>/dev/null || true; } | sha256sum | cut -d" " -f1)
+want=$({ cat packaging/setup.sh web/package-lock.json tests/clients/package-lock.json tests/web/package-lock.json 2>/dev/null || true; } | sha256sum | cut -d" " -f1)
 [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && exit 0
 
 command -v apt-get >/dev/null || die "this set-up knows Debian's apt only; packaging/setup.sh lists what is needed"
@@ -91,6 +91,7 @@ fi
 npm_folder() { if [ -f "$1/package-lock.json" ]; then say "npm ci in $1"; (cd "$1" && npm ci --silent --no-audit --no-fund); fi; }
 npm_folder web
 [ "$what" = test ] && npm_folder tests/clients
+[ "$what" = test ] && npm_folder tests/web
 
 echo "$want" >"$stamp"
 say "ready ($what)"

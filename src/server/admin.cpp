@@ -1,0 +1,137 @@
+#include "server/admin.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "server/admin_parts.h"
+
+namespace ddtree {
+
+namespace admin {
+
+void secure(HttpResponse& response) {
+  response.set_header("Content-Security-Policy",
+                      "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
+                      "frame-ancestors 'none'; form-action 'none'");
+  response.set_header("X-Content-Type-Options", "nosniff");
+  response.set_header("X-Frame-Options", "DENY");
+  response.set_header("Referrer-Policy", "no-referrer");
+  response.set_header("Cross-Origin-Opener-Policy", "same-origin");
+  response.set_header("Cross-Origin-Resource-Policy", "same-origin");
+}
+
+void send_json(HttpResponse& response, const Json& body) {
+  secure(response);
+  response.set_header("Cache-Control", "no-store");
+  response.body = dump_json(body);
+}
+
+void send_not_found(HttpResponse& response, const std::string& what) {
+  ApiError error;
+  error.status = 404;
+  error.code = "not_found";
+  error.message = what;
+  secure(response);
+  send_error(response, error);
+}
+
+bool read_int(const HttpRequest& request, const char* name, int64_t low, int64_t high, int64_t otherwise, int64_t* value, ApiError* error) {
+  const std::string text = request.query_value(name);
+  *value = otherwise;
+  if (text.empty()) return true;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), *value);
+  if (code == std::errc() && end == text.data() + text.size() && *value >= low && *value <= high) return true;
+  *error = invalid_value(name, fmt::format("{} is \"{}\", but must be a whole number from {} to {}", name, text, low, high));
+  return false;
+}
+
+bool read_paging(const HttpRequest& request, int32_t otherwise, Paging* paging, ApiError* error) {
+  int64_t limit = 0;
+  if (!read_int(request, "limit", 1, 1000, otherwise, &limit, error)) return false;
+  if (!read_int(request, "offset", 0, int64_t{1} << 40, 0, &paging->offset, error)) return false;
+  paging->limit = static_cast<int32_t>(limit);
+  return true;
+}
+
+std::vector<std::string> read_list(const HttpRequest& request, const std::string& name) {
+  std::vector<std::string> values;
+  const auto [begin, end] = request.query.equal_range(name);
+  for (auto it = begin; it != end; ++it) {
+    size_t at = 0;
+    while (at <= it->second.size()) {
+      const size_t comma = std::min(it->second.find(',', at), it->second.size());
+      if (comma > at) values.push_back(it->second.substr(at, comma - at));
+      at = comma + 1;
+    }
+  }
+  return values;
+}
+
+namespace {
+
+bool read_flag(const HttpRequest& request, const char* name, std::optional<bool>* value, ApiError* error) {
+  const std::string text = request.query_value(name);
+  if (text.empty()) return true;
+  if (text == "1" || text == "true") {
+    *value = true;
+  } else if (text == "0" || text == "false") {
+    *value = false;
+  } else {
+    *error = invalid_value(name, fmt::format("{} is \"{}\", but must be 1, 0, true or false", name, text));
+    return false;
+  }
+  return true;
+}
+
+bool one_of(const char* name, const std::vector<std::string>& values, std::initializer_list<const char*> right, ApiError* error) {
+  for (const std::string& value : values) {
+    if (std::any_of(right.begin(), right.end(), [&](const char* r) { return value == r; })) continue;
+    std::string list;
+    for (const char* r : right) list += (list.empty() ? "" : ", ") + std::string(r);
+    *error = invalid_value(name, fmt::format("{} is \"{}\", but must be one of {}", name, value, list));
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool read_filter(const HttpRequest& request, RequestFilter* filter, ApiError* error) {
+  filter->finish = read_list(request, "finish");
+  filter->mode = read_list(request, "mode");
+  filter->client = request.query_value("client");
+  const std::string sort = request.query_value("sort", "newest");
+  constexpr int64_t forever = int64_t{1} << 60;
+  if (!one_of("finish", filter->finish, {"stop", "length", "tool_calls", "cancelled", "error"}, error) ||
+      !one_of("mode", filter->mode, {"NONE", "DFLASH", "DDTREE", "NEXTN"}, error) ||
+      !one_of("sort", {sort}, {"newest", "oldest", "slowest", "first_token", "tokens", "acceptance", "speed"}, error) ||
+      !read_flag(request, "error", &filter->error, error) || !read_flag(request, "stream", &filter->stream, error) ||
+      !read_flag(request, "thinking", &filter->thinking, error) || !read_int(request, "run", 0, forever, 0, &filter->run_id, error) ||
+      !read_int(request, "from", 0, forever, 0, &filter->from_ms, error) || !read_int(request, "to", 0, forever, 0, &filter->to_ms, error))
+    return false;
+  filter->sort = sort == "oldest"        ? RequestSort::kOldest
+                 : sort == "slowest"     ? RequestSort::kSlowest
+                 : sort == "first_token" ? RequestSort::kFirstToken
+                 : sort == "tokens"      ? RequestSort::kTokens
+                 : sort == "acceptance"  ? RequestSort::kAcceptance
+                 : sort == "speed"       ? RequestSort::kSpeed
+                                         : RequestSort::kNewest;
+  return true;
+}
+
+}  // namespace admin
+
+void register_admin_routes(HttpServer& server, Service& service) {
+  const auto state = std::make_shared<admin::Admin>(service);
+  admin::register_assets(server);
+  admin::register_live_routes(server, state);
+  admin::register_history_routes(server, state);
+  admin::register_smoke_admin_routes(server, state);
+  server.route("GET", "/admin/api/{rest*}", Access::kKey, [](const HttpRequest& request, HttpResponse& response) {
+    admin::send_not_found(response, fmt::format("{} is no route of the dashboard's API; docs/admin-api.md lists them", request.path));
+  });
+}
+
+}  // namespace ddtree
