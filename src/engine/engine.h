@@ -15,37 +15,38 @@ class Tokenizer;
 
 struct EngineOptions {
   SpeculationMode mode = SpeculationMode::kNone;
-  int32_t budget = 0;                   // DDTREE nodes without the root; 0: auto (measured cost, Φ over the batch)
-  bool shadow_linear = false;           // DDTREE: verify chain ∪ tree, commit what the chain alone would, record the tree's gain
-  bool seed_chain = false;              // DDTREE: the whole greedy chain goes in before best-first growth
+  int32_t budget = 0;          // DDTREE nodes without the root; 0: auto (measured cost, Φ over the batch)
+  bool shadow_linear = false;  // DDTREE: verify chain ∪ tree, commit what the chain alone would, record the tree's gain
+  bool seed_chain = false;     // DDTREE: the whole greedy chain goes in before best-first growth
   int32_t nextn_steps = 3;
-  int32_t block_size = 0;               // DFLASH: 0 = the drafter's own
-  int32_t context_length = 0;           // 0: the model's max_positions
-  int32_t max_running = 8;              // sequences in one forest
-  int32_t max_queue = 256;              // waiting requests; one more is kTemporary
-  int32_t prefill_chunk = 256;          // prompt rows a pass, all sequences together
-  int32_t top_k = 16;                   // candidates a position
-  std::vector<int32_t> eos_ids;         // stop ids of every request without ignore_eos
+  int32_t block_size = 0;        // DFLASH: 0 = the drafter's own
+  int32_t context_length = 0;    // 0: the model's max_positions
+  int32_t max_running = 8;       // sequences in one forest
+  int32_t max_queue = 256;       // waiting requests; one more is kTemporary
+  int32_t prefill_chunk = 256;   // prompt rows a pass, all sequences together
+  int32_t top_k = 16;            // candidates a position
+  std::vector<int32_t> eos_ids;  // stop ids of every request without ignore_eos
+  bool measure_costs = true;     // at start, for `auto` (about a second); off: rough guesses that running averages correct
 };
 
-struct EngineSnapshot {                 // for /metrics and the dashboard
+struct EngineSnapshot {  // for /metrics and the dashboard
   int32_t running = 0, waiting = 0;
   int32_t pages_used = 0, pages_total = 0, slots_used = 0, slots_total = 0;
   int64_t requests_finished = 0, requests_cancelled = 0, requests_failed = 0;
   int64_t prompt_tokens = 0, completion_tokens = 0;
-  int64_t rounds = 0, drafted = 0, accepted = 0;   // since start
-  std::vector<int64_t> accepted_at;                // [depth]
-  int64_t fallbacks = 0;                           // sequences that fell back to NONE because drafting did not pay
-  int64_t passes = 0;                              // forest passes so far: moves while work is done
-  double prefill_tps_1m = 0, decode_tps_1m = 0;    // last minute; 0 when idle
-  double acceptance_1m = 0;                        // mean tokens a round, last minute; 0 when idle
+  int64_t rounds = 0, drafted = 0, accepted = 0;  // since start
+  std::vector<int64_t> accepted_at;               // [depth]
+  int64_t fallbacks = 0;                          // sequences that fell back to NONE because drafting did not pay
+  int64_t passes = 0;                             // forest passes so far: moves while work is done
+  double prefill_tps_1m = 0, decode_tps_1m = 0;   // last minute; 0 when idle
+  double acceptance_1m = 0;                       // mean tokens a round, last minute; 0 when idle
 };
 
 class Engine {
  public:
   // The executor and tokenizer must outlive the engine. Measures costs for `auto` (a few passes) before it returns.
   static Result<std::unique_ptr<Engine>> start(Executor& executor, const Tokenizer& tokenizer, EngineOptions options);
-  virtual ~Engine() = default;          // cancels what runs
+  virtual ~Engine() = default;  // cancels what runs
 
   // Checks the request (kInvalidArgument names the field; too long: says both numbers; kTemporary: queue full or draining) and
   // queues it. The sink gets every Delta, the last with finished = true, exactly once, also after cancel().

@@ -19,7 +19,7 @@
 #include <unordered_set>
 #include <vector>
 
-namespace ddtree {
+namespace ddtree::ops {
 
 struct SampleParams {
   float temperature = 1.0f;  // 0: greedy
@@ -65,4 +65,4 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<u
 // made uniform as (w + 1/2) / 2^32.
 double gumbel(uint64_t seed, uint32_t choice, int64_t position, int32_t id);
 
-}  // namespace ddtree
+}  // namespace ddtree::ops

@@ -28,9 +28,13 @@ bool FallbackPolicy::drafted(int32_t accepted, double break_even) {
     if (probing_) probing_ = false, next_pause_ = kFirstPause;
     return false;
   }
+  give_up();
+  return true;
+}
+
+void FallbackPolicy::give_up() {
   pause_left_ = next_pause_;
   next_pause_ = std::min(2 * next_pause_, kLongestPause);
-  return true;
 }
 
 void FallbackPolicy::plain() {

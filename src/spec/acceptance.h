@@ -34,6 +34,8 @@ class FallbackPolicy {
   bool wants_draft() const { return pause_left_ == 0; }
   // After a round that drafted. True: this was the round that made it fall back.
   bool drafted(int32_t accepted, double break_even);
+  // The drafter failed: pause at once.
+  void give_up();
   // After a round without a draft.
   void plain();
   double mean_accepted() const { return mean_; }

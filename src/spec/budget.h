@@ -49,10 +49,11 @@ struct MergedNodes {
 };
 MergedNodes merge_pools(std::span<const PoolView> pools);
 
-// The count b of merged nodes to verify, 0 … limit: argmax of (sequences + Φ_b) / milliseconds(b), where Φ_b sums the b first expectations.
+// The count b of merged nodes to verify, 0 … limit: argmax of (sequences + Φ_b) / milliseconds(b), where Φ_b sums the b first expectations
+// (`sequences`: tokens that come anyway: one a sequence, and what fixed trees beside them will win).
 // All counts are tried: rows are free inside a bucket of the device and dear at its edge, so the first unprofitable node proves nothing.
 template <class Milliseconds>
-int32_t choose_count(const MergedNodes& merged, int32_t sequences, int32_t limit, Milliseconds&& milliseconds) {
+int32_t choose_count(const MergedNodes& merged, double sequences, int32_t limit, Milliseconds&& milliseconds) {
   double phi = 0, best_rate = sequences / milliseconds(0);
   int32_t best = 0;
   for (int32_t b = 1; b <= limit && b <= static_cast<int32_t>(merged.expected.size()); ++b) {

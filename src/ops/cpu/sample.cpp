@@ -4,12 +4,13 @@
 #include <cmath>
 #include <limits>
 
-namespace ddtree {
+namespace ddtree::ops {
 namespace {
 
 constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 // Filters decide "by a hair" where a rounding of this relative size turns them. Larger than float32 noise of a whole forward pass.
 constexpr double kHair = 1e-3;
+constexpr float kNoRival = 1000;  // margin where nothing else could be chosen
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 
@@ -72,7 +73,7 @@ Sampled greedy(std::span<const float> logits) {
       second = logits[i];
     }
   }
-  return {token, best - second};
+  return {token, std::min(best - second, kNoRival)};
 }
 
 void sort_falling(std::vector<int32_t>& ids, std::span<const float> logits) {
@@ -228,7 +229,7 @@ Sampled sample(std::span<const float> logits, const SampleParams& params, const 
   double margin = best - second;
   if (winner >= certain) margin = 0;
   if (next_by_hair && kept < values.size()) margin = std::min(margin, std::max(best - score(kept), 0.0));
-  return {ids[winner], static_cast<float>(margin * static_cast<double>(params.temperature))};
+  return {ids[winner], std::min(static_cast<float>(margin * static_cast<double>(params.temperature)), kNoRival)};
 }
 
-}  // namespace ddtree
+}  // namespace ddtree::ops

@@ -1,0 +1,276 @@
+#include "engine/rounds.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "engine/pools.h"
+
+namespace ddtree {
+namespace {
+
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+// Nodes grown per sequence for `auto` to choose from; beyond it the golden prompts gain nothing.
+constexpr int32_t kPoolNodes = 256;
+
+}  // namespace
+
+Rounds::Rounds(Executor& executor, const EngineOptions& options, std::unique_ptr<Sampler> sampler)
+    : executor_(executor),
+      options_(options),
+      sampler_(std::move(sampler)),
+      costs_(executor.options().max_rows, std::max(options.max_running, 2)),
+      max_rows_(executor.options().max_rows),
+      max_logit_rows_(executor.options().max_logit_rows > 0 ? executor.options().max_logit_rows : executor.options().max_rows) {}
+
+void Rounds::grow(Part& part, const Candidates& candidates, bool nextn, int32_t node_limit) const {
+  const Sequence& s = *part.sequence;
+  // Deeper nodes could only confirm tokens that max_tokens cuts off; they would also need positions that no page was set aside for.
+  const int32_t depth = s.commit.left() - 1;
+  const int32_t chain_length =
+      std::min({depth, candidates.positions, nextn || options_.block_size <= 0 ? INT32_MAX : options_.block_size - 1});
+  if (s.mode != SpeculationMode::kDdtree) {
+    part.tree = chain_tree(s.anchor, candidates, chain_length);
+    return;
+  }
+  if (s.shadow) part.chain = chain_tree(s.anchor, candidates, chain_length);
+  if (s.budget > 0) {
+    part.tree = grow_tree(s.anchor, candidates, {.budget = s.budget, .max_depth = depth, .seed_chain = options_.seed_chain});
+  } else {
+    // The pool holds the whole chain, so that a choice between a deep and a bushy tree is left to the calibrated probabilities.
+    part.pool = grow_tree(s.anchor, candidates, {.budget = std::min(kPoolNodes, node_limit), .max_depth = depth, .seed_chain = true});
+  }
+}
+
+void Rounds::run_drafter(std::vector<Part>& parts, bool nextn, PassReport* report) {
+  std::vector<DraftQuery> queries;
+  std::vector<Part*> asking;
+  int32_t top_k = 1;
+  for (Part& p : parts) {
+    const Sequence& s = *p.sequence;
+    if (!p.drafts || (s.mode == SpeculationMode::kNextn) != nextn) continue;
+    queries.push_back({s.slot, s.pages, s.context, s.anchor});
+    asking.push_back(&p);
+    if (s.mode == SpeculationMode::kDdtree) top_k = std::max(top_k, s.budget > 0 ? std::min(options_.top_k, s.budget) : options_.top_k);
+  }
+  if (queries.empty()) return;
+  DraftOutput output;
+  const auto begin = Clock::now();
+  const Status status = nextn ? executor_.draft_nextn(queries, options_.nextn_steps, &output) : executor_.draft(queries, top_k, &output);
+  const double ms = milliseconds_between(begin, Clock::now());
+  draft_ms_ += ms;
+  queries_ += static_cast<int32_t>(queries.size());
+  if (!status.ok()) {
+    // A broken drafter must cost speed, not answers.
+    log::warn("drafting failed, decoding plainly for a while: {}", status.message());
+    for (Part* p : asking) {
+      p->drafts = false;
+      p->sequence->fallback.give_up();
+      ++report->fallbacks;
+    }
+    return;
+  }
+  if (!nextn) costs_.observe_draft(static_cast<int32_t>(queries.size()), ms);
+  const size_t stride = static_cast<size_t>(output.positions) * at(output.top_k);
+  for (size_t q = 0; q < asking.size(); ++q)
+    grow(*asking[q],
+         {output.positions, output.top_k, std::span(output.token).subspan(q * stride, stride),
+          std::span(output.log_prob).subspan(q * stride, stride)},
+         nextn, max_rows_ - 1);
+}
+
+// Decides which nodes are verified: fixed trees as far as they fit, then `auto` by measured costs, then shadow's chains on top.
+void Rounds::shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_rows, double base_row_context) {
+  int32_t decoding = 0, shadows = 0;
+  double context = 0, gain = 0;
+  std::vector<Part*> fixed, automatic;
+  for (Part& p : parts) {
+    if (p.prefill) continue;
+    ++decoding;
+    context += p.sequence->context;
+    shadows += p.chain.nodes() > 0 ? 1 : 0;
+    if (p.pool.nodes() > 0) automatic.push_back(&p);
+    else if (p.tree.nodes() > 0) fixed.push_back(&p);
+  }
+  int32_t chain_nodes = 0;
+  for (Part& p : parts)
+    if (p.chain.nodes() > 0) {
+      p.chain.truncate(std::min(p.chain.nodes(), node_limit / shadows));
+      chain_nodes += p.chain.nodes();
+    }
+  node_limit -= chain_nodes;
+
+  int32_t fixed_nodes = 0;
+  std::vector<const DraftTree*> trees;
+  for (Part* p : fixed) trees.push_back(&p->tree);
+  const std::vector<int32_t> keep = fit_nodes(trees, node_limit);
+  for (size_t i = 0; i < fixed.size(); ++i) {
+    fixed[i]->tree.truncate(keep[i]);
+    fixed_nodes += keep[i];
+    gain += fixed[i]->sequence->fallback.mean_accepted();
+  }
+
+  if (!automatic.empty()) {
+    std::vector<std::vector<double>> expected;
+    std::vector<PoolView> pools;
+    for (Part* p : automatic) expected.push_back(expected_acceptance(calibration_, p->pool, p->sequence->sampling.temperature > 0));
+    for (size_t i = 0; i < automatic.size(); ++i) pools.push_back({&automatic[i]->pool, expected[i]});
+    const MergedNodes merged = merge_pools(pools);
+    const double mean_context = context / std::max(decoding, 1);
+    const auto verify_ms = [&](int32_t nodes) { return costs_.verify(base_rows + nodes, base_row_context + nodes * mean_context); };
+    const double beside = costs_.draft(queries_) + costs_.host(decoding);
+    const int32_t others = fixed_nodes + chain_nodes;
+    const int32_t count =
+        choose_count(merged, decoding + gain, node_limit - fixed_nodes, [&](int32_t b) { return beside + verify_ms(others + b); });
+    const auto masks = masks_of(merged, count, pools);
+    double gain_all = gain;
+    for (Part* p : automatic) gain_all += p->sequence->fallback.mean_accepted();
+    for (size_t i = 0; i < automatic.size(); ++i) {
+      Part& p = *automatic[i];
+      p.pool_mask = masks[i];
+      p.tree = select_nodes(p.pool, p.pool_mask, &p.pool_place);
+      BreakEven round;
+      round.with_all = beside + verify_ms(others + count);
+      round.without_this = costs_.draft(queries_ - 1) + costs_.host(decoding) + verify_ms(others + count - p.tree.nodes());
+      round.without_any = costs_.host(decoding) + verify_ms(others);
+      round.sequences = decoding;
+      round.drafting = static_cast<int32_t>(automatic.size());
+      round.gain_of_others = gain_all - p.sequence->fallback.mean_accepted();
+      p.break_even = break_even(round);
+    }
+  }
+  for (Part& p : parts)
+    if (p.chain.nodes() > 0) {
+      UnionTree both = unite(p.chain, p.tree);
+      p.tree = std::move(both.tree);
+      p.in_tree = std::move(both.in_tree);
+    }
+}
+
+Forest Rounds::build(std::vector<Part>& parts) const {
+  Forest forest;
+  const auto row = [&](int32_t token, int32_t position, int32_t parent, bool logits) {
+    forest.token.push_back(token);
+    forest.position.push_back(position);
+    forest.parent.push_back(parent);
+    forest.wants_logits.push_back(logits ? 1 : 0);
+  };
+  for (Part& p : parts) {
+    const Sequence& s = *p.sequence;
+    p.first_row = static_cast<int32_t>(forest.token.size());
+    p.segment = static_cast<int32_t>(forest.segments.size());
+    if (p.prefill) {
+      if (p.prefill_rows == 0) {
+        p.segment = -1;
+        continue;
+      }
+      for (int32_t i = 0; i < p.prefill_rows; ++i)
+        row(s.request.prompt[at(s.context + i)], s.context + i, i > 0 ? p.first_row + i - 1 : -1, i + 1 == s.prompt_left());
+    } else {
+      for (int32_t i = 0; i < p.tree.size(); ++i)
+        row(p.tree.token[at(i)], s.context + p.tree.depth[at(i)], i > 0 ? p.first_row + p.tree.parent[at(i)] : -1, true);
+    }
+    forest.segments.push_back({p.first_row, static_cast<int32_t>(forest.token.size()) - p.first_row, p.prefill || p.tree.nodes() == 0,
+                               s.slot, s.pages, s.context});
+  }
+  return forest;
+}
+
+// The device side of the commit. Finished sequences keep nothing: their slot and pages go back.
+void Rounds::commit(std::vector<Part>& parts, const Forest& forest) const {
+  std::vector<Accepted> accepted;
+  for (Part& p : parts)
+    if (p.segment >= 0 && !p.sequence->finished && !p.accepted.rows.empty()) accepted.push_back(std::move(p.accepted));
+  const Status status = accepted.empty() ? Status() : executor_.commit(forest, accepted);
+  if (status.ok()) return;
+  log::error("commit failed: {}", status.message());
+  for (Part& p : parts)
+    if (p.segment >= 0 && !p.sequence->finished) fail(p, status.message());
+}
+
+void Rounds::fail(Part& part, const std::string& message) {
+  Sequence& s = *part.sequence;
+  part.failed = true;
+  s.finished = true;
+  s.delta.finish = FinishReason::kError;
+  s.delta.error = message;
+}
+
+PassReport Rounds::step(std::span<Sequence* const> running) {
+  PassReport report;
+  const auto begin = Clock::now();
+  draft_ms_ = 0;
+  queries_ = 0;
+  std::vector<Part> parts;
+  std::vector<int32_t> prompt_left;
+  for (Sequence* s : running) {
+    Part p;
+    p.sequence = s;
+    p.prefill = !s->decoding();
+    p.tree = root_only(s->anchor);
+    prompt_left.push_back(p.prefill ? s->prompt_left() : 0);
+    if (!p.prefill) {
+      ++report.decoding;
+      if (s->mode != SpeculationMode::kNone && s->commit.left() > 1) {
+        p.drafts = s->fallback.wants_draft();
+        if (!p.drafts) s->fallback.plain();
+      }
+    }
+    parts.push_back(std::move(p));
+  }
+
+  run_drafter(parts, false, &report);
+  run_drafter(parts, true, &report);
+
+  // Prompt rows first, but never so many that no tree would fit: eight streams that decode must not stall while a long prompt comes in.
+  const bool trees = std::any_of(parts.begin(), parts.end(), [](const Part& p) { return p.drafts; });
+  const int32_t free_rows = max_rows_ - report.decoding;
+  const int32_t prompt_limit = std::min(options_.prefill_chunk, trees ? std::max(free_rows / 2, 1) : free_rows);
+  const std::vector<int32_t> share = share_rows(prompt_left, std::min(prompt_limit, free_rows));
+  int32_t completing = 0;
+  double row_context = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    Part& p = parts[i];
+    p.prefill_rows = share[i];
+    report.prompt_rows += share[i];
+    completing += p.prefill && share[i] == prompt_left[i] ? 1 : 0;
+    row_context += static_cast<double>(p.sequence->context) * (p.prefill ? share[i] : 1);
+  }
+  const int32_t base_rows = report.decoding + report.prompt_rows;
+  shape(parts, std::max(std::min(max_rows_ - base_rows, max_logit_rows_ - report.decoding - completing), 0), base_rows, row_context);
+
+  const Forest forest = build(parts);
+  if (forest.token.empty()) return report;
+  PassOutput output;
+  const auto verify_begin = Clock::now();
+  const Status status = executor_.forward(forest, &output);
+  const double verify_ms = milliseconds_between(verify_begin, Clock::now());
+  report.ran = true;
+  if (!status.ok()) {
+    log::error("forward pass failed: {}", status.message());
+    for (Part& p : parts) {
+      if (p.segment < 0) continue;
+      const Segment& seg = forest.segments[at(p.segment)];
+      const bool named = std::any_of(output.faulty_rows.begin(), output.faulty_rows.end(),
+                                     [&](int32_t r) { return r >= seg.first_row && r < seg.first_row + seg.row_count; });
+      if (output.faulty_rows.empty() || named) fail(p, status.message());
+    }
+  } else if (report.prompt_rows == 0) {
+    double pass_context = 0;
+    for (const Segment& s : forest.segments) pass_context += static_cast<double>(s.context) * s.row_count;
+    costs_.observe_verify(static_cast<double>(forest.token.size()), pass_context, verify_ms);
+  }
+
+  for (Part& p : parts)
+    if (p.segment >= 0 && !p.failed) verify(p, forest, output, &report);
+  commit(parts, forest);
+  for (Part& p : parts)
+    if (!p.prefill && !p.failed) learn(p, &report);
+
+  report.milliseconds = milliseconds_between(begin, Clock::now());
+  if (report.prompt_rows == 0) costs_.observe_host(report.decoding, report.milliseconds - draft_ms_ - verify_ms);
+  for (Part& p : parts)
+    if (!p.prefill && !p.failed && p.sequence->request.record_trees) record(p, draft_ms_, verify_ms, report.milliseconds);
+  return report;
+}
+
+}  // namespace ddtree

@@ -1,0 +1,60 @@
+// One request inside the engine.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "engine/commit.h"
+#include "engine/request.h"
+#include "ops/sample.h"
+#include "spec/acceptance.h"
+
+namespace ddtree {
+
+using Clock = std::chrono::steady_clock;
+inline double milliseconds_between(Clock::time_point a, Clock::time_point b) {
+  return std::chrono::duration<double, std::milli>(b - a).count();
+}
+
+struct Sequence {
+  Sequence(uint64_t number, Request r, DeltaSink s, std::span<const int32_t> eos_ids, const Tokenizer& tokenizer)
+      : id(number), request(std::move(r)), sink(std::move(s)), commit(request, eos_ids, tokenizer) {}
+
+  uint64_t id;
+  Request request;
+  DeltaSink sink;
+  SpeculationMode mode = SpeculationMode::kNone;
+  int32_t budget = 0;  // DDTREE: nodes without the root, 0 = auto
+  bool shadow = false;
+  int32_t pages_needed = 0;
+  ops::SampleParams sampling;
+
+  // Storage; empty while it waits.
+  std::vector<int32_t> pages;
+  int32_t slot = -1;
+
+  // Where it stands. Invariant between passes: the executor holds exactly `context` committed rows; of the prompt while context < prompt
+  // size, then the prompt and all generated ids but the last, which is the anchor.
+  int32_t context = 0;
+  int32_t anchor = -1;
+  bool decoding() const { return anchor >= 0; }
+  int32_t prompt_left() const { return static_cast<int32_t>(request.prompt.size()) - context; }
+
+  CommitPoint commit;
+  ops::TokenHistory history;  // filled only if penalties are set
+  AcceptanceStats acceptance;
+  FallbackPolicy fallback;
+  std::deque<int32_t> foretold;  // shadow: what the tree said that comes next, not yet committed
+
+  RequestStats stats;  // times, near-ties, trees; the rest is filled at the end
+  Clock::time_point submitted, admitted, first_token;
+
+  // This pass.
+  Delta delta;
+  bool finished = false;
+};
+
+}  // namespace ddtree
