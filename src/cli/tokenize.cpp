@@ -12,6 +12,7 @@
 
 #include "base/embedded.h"
 #include "cli/command.h"
+#include "text/detokenizer.h"
 #include "text/tokenizer.h"
 #include "text/unicode.h"
 
@@ -105,9 +106,10 @@ int run_tokenize(int argc, char** argv) {
 int run_detokenize(int argc, char** argv) {
   CLI::App app("Reads JSON lists of token ids, one a line, and prints the text of each as a JSON string.", "ddtree detokenize");
   std::string path;
-  bool skip_special = false;
+  bool skip_special = false, pieces = false;
   app.add_option("--tokenizer", path, "tokenizer.json, or the folder that holds it (default: that of the embedded model)");
   app.add_flag("--skip-special-tokens", skip_special, "leave special tokens such as <|im_end|> out of the text");
+  app.add_flag("--pieces", pieces, "print the pieces of text that a stream would get token by token, as a JSON list of strings");
   std::optional<int> exit;
   if (parse_options(&app, argc, argv, &exit); exit) return *exit;
   Result<Tokenizer> tokenizer = load_tokenizer(path);
@@ -121,7 +123,17 @@ int run_detokenize(int argc, char** argv) {
       if (!valid) return fmt::format("item {} is {}, expected an id from 0 to {}", ids.size(), id.dump(), tokenizer->id_count() - 1);
       ids.push_back(id.get<int32_t>());
     }
-    *answer = Json(tokenizer->decode(ids, skip_special)).dump();
+    if (!pieces) {
+      *answer = Json(tokenizer->decode(ids, skip_special)).dump();
+      return {};
+    }
+    Detokenizer stream(*tokenizer, skip_special);
+    std::vector<TextPiece> out;
+    for (int32_t id : ids) stream.push(id, &out);
+    stream.flush(&out);
+    Json list = Json::array();
+    for (TextPiece& piece : out) list.push_back(std::move(piece.text));
+    *answer = list.dump();
     return {};
   });
 }

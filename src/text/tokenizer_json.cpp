@@ -154,11 +154,10 @@ Status Loader::read_normalizer(const Json& node, const std::string& where, int d
       DDTREE_RETURN_IF_ERROR(read_normalizer((*list)[i], fmt::format("{}.normalizers[{}]", where, i), depth + 1));
     return {};
   }
-  constexpr std::pair<std::string_view, NormalForm> kForms[] = {
-      {"NFC", NormalForm::kNfc}, {"NFD", NormalForm::kNfd}, {"NFKC", NormalForm::kNfkc}, {"NFKD", NormalForm::kNfkd}};
-  for (const auto& [name, form] : kForms)
-    if (type == name) return impl_.normalizers.push_back(form), Status();
-  return bad(where + ".type", fmt::format("\"{}\" is not supported; NFC, NFD, NFKC, NFKD and Sequence are", type));
+  // The compatibility forms would need Unicode 9's tables too (unicode.h), and no byte-level model asks for them.
+  if (type != "NFC" && type != "NFD") return bad(where + ".type", fmt::format("\"{}\" is not supported; NFC, NFD and Sequence are", type));
+  impl_.normalizers.push_back(type == "NFC" ? NormalForm::kNfc : NormalForm::kNfd);
+  return {};
 }
 
 Status Loader::read_pre_tokenizer(const Json& node, const std::string& where, int depth) {
@@ -376,6 +375,8 @@ Status Loader::read_added_tokens(const Json& root, const Json& config) {
       if (id == nullptr) return bad(where + ".id", "missing");
       DDTREE_RETURN_IF_ERROR(read_id(*id, where + ".id", &token.id));
       if (token.content.empty()) continue;  // Hugging Face passes over them
+      if (const auto it = impl_.vocabulary.find(token.content); it != impl_.vocabulary.end() && it->second != token.id)
+        return bad(where + ".id", fmt::format("found {}, but {} is {} in model.vocab", token.id, shown(token.content), it->second));
       if (const auto it = added_.find(token.id); it != added_.end() && it->second.content != token.content)
         return bad(where + ".id",
                    fmt::format("id {} belongs to both {} and {}", token.id, shown(it->second.content), shown(token.content)));

@@ -55,30 +55,17 @@ int combining_class(char32_t c) {
 
 constexpr int32_t kHangulFirst = 0xAC00, kHangulLast = 0xD7A3;
 
-utf8proc_option_t decompose_options(NormalForm form) {
-  const bool compatible = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
-  return static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (compatible ? UTF8PROC_COMPAT : 0));
-}
+constexpr auto kDecompose = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE);
+constexpr auto kCompose = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
 
 // Inert: normalisation leaves it alone whatever stands beside it (class 0, unchanged by itself, never the second half of a
 // composition). A bitmap over the planes that hold anything else.
 class InertMap {
  public:
   static const InertMap& of(NormalForm form) {
-    switch (form) {  // each is built (a few ms) when first needed
-      case NormalForm::kNfd: {
-        static const InertMap nfd(NormalForm::kNfd);
-        return nfd;
-      }
-      case NormalForm::kNfkc: {
-        static const InertMap nfkc(NormalForm::kNfkc);
-        return nfkc;
-      }
-      case NormalForm::kNfkd: {
-        static const InertMap nfkd(NormalForm::kNfkd);
-        return nfkd;
-      }
-      case NormalForm::kNfc: break;
+    if (form == NormalForm::kNfd) {
+      static const InertMap nfd(NormalForm::kNfd);  // each is built (a few ms) when first needed
+      return nfd;
     }
     static const InertMap nfc(NormalForm::kNfc);
     return nfc;
@@ -89,7 +76,7 @@ class InertMap {
   static constexpr char32_t kSize = 0x30000;
 
   explicit InertMap(NormalForm form) : active_(kSize) {
-    const bool composes = form == NormalForm::kNfc || form == NormalForm::kNfkc;
+    const bool composes = form == NormalForm::kNfc;
     int32_t parts[64];
     for (char32_t c = 0xA0; c < kSize; ++c) {
       if ((c >= 0xD800 && c < 0xE000) || is_unknown_to_nfc(c)) continue;
@@ -101,14 +88,14 @@ class InertMap {
         continue;
       }
       int boundary = UTF8PROC_BOUNDCLASS_START;
-      const auto n = utf8proc_decompose_char(point, parts, 64, decompose_options(form), &boundary);
+      const auto n = utf8proc_decompose_char(point, parts, 64, kDecompose, &boundary);
       if (n == 1 && parts[0] == point) continue;
       if (!composes) {
         active_[c] = true;
         continue;
       }
       for (utf8proc_ssize_t i = 1; i < n; ++i) active_[static_cast<char32_t>(parts[i])] = true;
-      const auto composed = utf8proc_normalize_utf32(parts, n, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+      const auto composed = utf8proc_normalize_utf32(parts, n, kCompose);
       if (composed != 1 || parts[0] != point) active_[c] = true;
     }
     for (char32_t c = 0x1161; composes && c <= 0x11C2; ++c) active_[c] = true;  // Hangul vowels and finals join what precedes them
@@ -136,12 +123,12 @@ void order_marks(std::vector<int32_t>* points) {
 }
 
 void append_normalized(std::string_view text, NormalForm form, std::vector<int32_t>* points, std::string* out) {
-  const bool composes = form == NormalForm::kNfc || form == NormalForm::kNfkc;
+  const bool composes = form == NormalForm::kNfc;
   points->clear();
   const auto flush = [&] {
     order_marks(points);
     auto n = static_cast<utf8proc_ssize_t>(points->size());
-    if (composes) n = utf8proc_normalize_utf32(points->data(), n, static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    if (composes) n = utf8proc_normalize_utf32(points->data(), n, kCompose);
     for (utf8proc_ssize_t i = 0; i < n; ++i) append_utf8(static_cast<char32_t>((*points)[static_cast<size_t>(i)]), out);
     points->clear();
   };
@@ -155,7 +142,7 @@ void append_normalized(std::string_view text, NormalForm form, std::vector<int32
       continue;
     }
     int boundary = UTF8PROC_BOUNDCLASS_START;
-    const auto n = utf8proc_decompose_char(static_cast<int32_t>(c), parts, 64, decompose_options(form), &boundary);
+    const auto n = utf8proc_decompose_char(static_cast<int32_t>(c), parts, 64, kDecompose, &boundary);
     points->insert(points->end(), parts, parts + std::max<utf8proc_ssize_t>(n, 0));
   }
   flush();
@@ -239,8 +226,8 @@ size_t append_lossy_utf8(std::string_view bytes, bool final, std::string* out) {
 
 bool normalize_utf8(std::string_view text, NormalForm form, std::string* out) {
   const InertMap& map = InertMap::of(form);
-  const bool composes = form == NormalForm::kNfc || form == NormalForm::kNfkc;
-  const unsigned char quick = form == NormalForm::kNfc ? 0xCC : 0xC2;  // leads below are inert: U+0300, or U+0080 for the others
+  const bool composes = form == NormalForm::kNfc;
+  const unsigned char quick = form == NormalForm::kNfc ? 0xCC : 0xC2;  // leads below are inert: U+0300, or U+0080 for NFD
   const char* const begin = text.data();
   const char* const end = begin + text.size();
   const char* copied = begin;    // everything before is in *out (once changed)

@@ -26,7 +26,7 @@ bool is_valid_utf8(std::string_view bytes);
 // Returns the number of bytes consumed (bytes.size() if final; at least bytes.size() - 3 otherwise).
 size_t append_lossy_utf8(std::string_view bytes, bool final, std::string* out);
 
-enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
+enum class NormalForm { kNfc, kNfd };
 
 // Normalises valid UTF-8. Returns true and fills *out if text is not normalised already; otherwise false, *out untouched.
 // Time is O(n log n), also for endless runs of combining marks.
