@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -14,7 +15,7 @@
 namespace ddtree {
 
 class ChatTemplate;
-class Phases;  // health/phases.h
+class PhaseMachine;  // health/phases.h
 class Store;   // store/store.h
 class Tokenizer;
 
@@ -32,6 +33,7 @@ struct ServiceOptions {
   bool always_include_usage = false;  // streams end with a usage chunk even where the request did not ask for one
   bool skip_smoke = false;
   bool store_text = false;         // keep prompt and answer text in the store
+  double comment_seconds = 10;     // a stream without news writes `: keep-alive` this often
   int32_t recent_trees = 64;       // finished requests whose draft trees are kept for the dashboard
   std::string db_path;             // empty: the user's state folder
   std::string chat_template_path;  // empty: the checkpoint's own
@@ -50,6 +52,7 @@ struct ModelInfo {
   int64_t vocab_size = 0, hidden_size = 0, layers = 0, parameters = 0;
   bool has_drafter = false, has_mtp = false;
   int64_t block_size = 0;  // 0: no drafter
+  std::string drafter;     // where the drafter was found; empty: none
   std::string backend = "cpu";
 };
 
@@ -71,7 +74,12 @@ struct RecentRequest {
   double finished = 0;  // Unix seconds
   std::string finish;   // finish_name(), or "error"
   std::string error;
-  RequestStats stats;  // trees included
+  int http_status = 200;  // 499: the client went away
+  int thinking = -1;      // 1 on, 0 off, -1 not known
+  float temperature = 0;
+  int32_t budget = 0, reasoning_tokens = 0;
+  std::string prompt_text, answer_text;  // with --store-text only
+  RequestStats stats;                    // trees included
 };
 
 // The parts that answer requests once they are loaded. Immutable while alive; routes hold it for the length of a request.
@@ -83,7 +91,8 @@ struct Serving {
   const ChatTemplate* chat_template = nullptr;  // null: the checkpoint has none, chat is a 400
   std::string reasoning_parser, tool_parser;    // as resolved; "none": off
   bool always_include_usage = false;
-  std::shared_ptr<void> owned;  // what the pointers above point into
+  int64_t feature_width = 0, fc_input_width = 0;  // taps × hidden, and what the drafter takes; 0: no drafter
+  std::shared_ptr<void> owned;                    // what the pointers above point into
 };
 
 // Counters that /metrics shows beside the engine's own.
@@ -102,7 +111,7 @@ class Service {
   // Loads and proves the pair, phase by phase, then is ready (or says why not). Blocks; the HTTP server answers 503 meanwhile.
   Status load();
 
-  // Tests: serve these parts instead of load().
+  // Tests: serve these parts instead of load(), as if the smoke suite had passed.
   void adopt(std::shared_ptr<const Serving> serving);
 
   // No new requests (503 draining); returns when the running ones ended or `seconds` passed. Idempotent.
@@ -114,17 +123,14 @@ class Service {
   std::shared_ptr<const Serving> serving() const;
   bool ready() const;
   bool draining() const;
-  // One word and one sentence for the outside: "weights", "loading weights 40 %"; the word is a label of the metric ddtree:phase.
-  std::string phase_word() const;
-  std::string phase_sentence() const;
   int retry_after() const;  // seconds
   bool smoke_skipped() const;
   bool alive() const;    // /livez: false where requests run and no pass was made for a minute
   bool started() const;  // /startupz: has been ready once
 
   const ServiceOptions& options() const;
-  Phases& phases();
-  const Phases& phases() const;
+  PhaseMachine& phases();
+  const PhaseMachine& phases() const;
   Store* store();                   // null in tests without one
   int64_t run_id() const;           // this run's service_run row, 0 without a store
   double started_at() const;        // Unix seconds
@@ -138,7 +144,7 @@ class Service {
   // Bookkeeping of requests, called by generation.cpp.
   void request_started(const LiveRequest& request);
   void request_progress(const std::string& id, int32_t completion_tokens);
-  void request_finished(RecentRequest finished, int http_status);
+  void request_finished(RecentRequest finished);
   std::vector<LiveRequest> live_requests() const;                                    // oldest first
   std::vector<std::shared_ptr<const RecentRequest>> recent_requests() const;         // newest first
   std::shared_ptr<const RecentRequest> recent_request(const std::string& id) const;  // null: too old or unknown

@@ -1,0 +1,98 @@
+// One client connection and the watch over it. Private to http_server.cpp (it includes httplib).
+#pragma once
+
+#include <httplib.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "server/http_server.h"
+
+namespace ddtree {
+
+// One thread that waits in epoll for clients to go away, so that a request ends within a round although nobody reads or writes its
+// socket meanwhile.
+class PeerWatcher {
+ public:
+  PeerWatcher();
+  ~PeerWatcher();
+
+  struct Watch {
+    std::mutex mutex;  // held while the callback runs
+    std::function<void()> callback;
+    bool gone = false;
+    int fd = -1;
+  };
+  uint64_t add(std::shared_ptr<Watch> watch);
+  void remove(uint64_t key, int fd);
+
+ private:
+  void run();
+  int epoll_ = -1, wake_ = -1;
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<Watch>> watches_;
+  uint64_t next_ = 1;
+  std::thread thread_;
+};
+
+class ConnectionStream final : public httplib::Stream, public Peer {
+ public:
+  ConnectionStream(int fd, PeerWatcher& watcher);
+  ~ConnectionStream() override;
+
+  // The connection whose request this thread handles.
+  static ConnectionStream*& current();
+
+  // Waits for the first byte of the next request. False: closed, idle too long, or stopping.
+  bool wait_for_request(int seconds, const std::atomic<bool>& stopping);
+  // After a refusal that left part of the body unread: reads it away for a moment, or the client would see a reset, not the reply.
+  void linger();
+  bool close_after = false;  // end the connection after this reply
+
+  bool closed() const override;
+  void on_close(std::function<void()> callback) override;
+
+  bool is_readable() const override;
+  bool is_writable() const override;
+  ssize_t read(char* data, size_t size) override;
+  ssize_t write(const char* data, size_t size) override;
+  void get_remote_ip_and_port(std::string& ip, int& port) const override;
+  void get_local_ip_and_port(std::string& ip, int& port) const override;
+  // httplib asks only in order to refuse what select() cannot hold; everything here polls.
+  socket_t socket() const override { return 0; }
+
+ private:
+  int fd_;
+  PeerWatcher& watcher_;
+  std::shared_ptr<PeerWatcher::Watch> watch_;
+  uint64_t key_ = 0;
+  std::vector<char> buffer_;
+  size_t begin_ = 0, end_ = 0;
+};
+
+// A thread for every busy connection, made when needed and given back when idle.
+class ElasticPool final : public httplib::TaskQueue {
+ public:
+  explicit ElasticPool(int most) : most_(most) {}
+  bool enqueue(std::function<void()> task) override;
+  void shutdown() override;
+
+ private:
+  void work();
+  const int most_;
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  std::deque<std::function<void()>> tasks_;
+  int threads_ = 0, idle_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace ddtree

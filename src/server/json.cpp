@@ -1,0 +1,50 @@
+#include "server/json.h"
+
+#include <exception>
+
+namespace ddtree {
+
+namespace {
+// Deeper JSON would recurse in the parser's destructor and in templates; nothing real comes near it.
+constexpr int kMaxDepth = 128;
+}  // namespace
+
+Json parse_json_object(std::string_view text, std::string* error) {
+  error->clear();
+  // Depth is checked on the bytes first: a million brackets must not become a million nested objects.
+  int depth = 0;
+  bool in_string = false, escaped = false;
+  for (const char c : text) {
+    if (in_string) {
+      if (escaped) escaped = false;
+      else if (c == '\\') escaped = true;
+      else if (c == '"') in_string = false;
+      continue;
+    }
+    if (c == '"') in_string = true;
+    if (c == '[' || c == '{') {
+      if (++depth > kMaxDepth) {
+        *error = "the body is nested more than " + std::to_string(kMaxDepth) + " levels deep";
+        return {};
+      }
+    }
+    if (c == ']' || c == '}') --depth;
+  }
+  try {
+    Json value = Json::parse(text);
+    if (!value.is_object()) {
+      *error = std::string("the body must be a JSON object, found ") + value.type_name();
+      return {};
+    }
+    return value;
+  } catch (const std::exception& e) {
+    // nlohmann's messages begin with its own error id in brackets; the rest says line, column and what was expected.
+    std::string what = e.what();
+    if (const auto end = what.find("] "); !what.empty() && what[0] == '[' && end != std::string::npos) what = what.substr(end + 2);
+    *error = text.find_first_not_of(" \t\r\n") == std::string_view::npos ? "the body is empty; a JSON object was expected"
+                                                                         : "the body is not valid JSON: " + what;
+    return {};
+  }
+}
+
+}  // namespace ddtree

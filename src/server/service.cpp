@@ -1,0 +1,375 @@
+#include "server/service.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <ctime>
+#include <deque>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "base/log.h"
+#include "health/phases.h"
+#include "health/smoke.h"
+#include "server/json.h"
+#include "server/metrics.h"
+#include "server/recorder.h"
+#include "server/serving_loader.h"
+#include "store/store.h"
+#include "text/chat_template.h"
+#include "text/detokenizer.h"
+#include "text/tokenizer.h"
+
+namespace ddtree {
+
+namespace {
+
+int64_t now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+constexpr double kStuckSeconds = 60;  // requests run and no pass for so long: the engine is stuck
+
+}  // namespace
+
+struct Service::Impl {
+  explicit Impl(ServiceOptions o) : options(std::move(o)) {}
+
+  ServiceOptions options;
+  PhaseMachine phases;
+  std::unique_ptr<Store> store;
+  int64_t run_id = 0;
+  const double started = static_cast<double>(now_ms()) / 1000;
+  HttpCounters counters;
+  std::atomic<bool> draining{false}, ever_ready{false}, cancel_smoke{false};
+
+  mutable std::mutex mutex;  // of what follows
+  std::shared_ptr<const Serving> serving;
+  std::vector<LiveRequest> live;                            // oldest first
+  std::deque<std::shared_ptr<const RecentRequest>> recent;  // newest first
+  MinuteRecorder minutes;
+
+  std::mutex smoke_mutex;  // held while a suite runs
+  std::mutex tick_mutex;
+  std::condition_variable tick;
+  bool stop_ticking = false;
+  std::thread ticker;
+  std::atomic<int64_t> last_passes{-1}, last_progress_ms{now_ms()};
+
+  void run_ticker(const Service& service);
+  SmokeReport smoke(const std::string& trigger);
+};
+
+Service::Service(ServiceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+  impl_->ticker = std::thread([this] { impl_->run_ticker(*this); });
+}
+
+Service::~Service() {
+  {
+    std::lock_guard lock(impl_->tick_mutex);
+    impl_->stop_ticking = true;
+  }
+  impl_->tick.notify_all();
+  impl_->ticker.join();
+  close(0, "asked to stop");
+}
+
+// Once a second: has the engine moved (for /livez), and what this minute looks like.
+void Service::Impl::run_ticker(const Service& service) {
+  std::unique_lock lock(tick_mutex);
+  while (!tick.wait_for(lock, std::chrono::seconds(1), [&] { return stop_ticking; })) {
+    const EngineSnapshot s = service.snapshot();
+    if (s.passes != last_passes || s.running + s.waiting == 0) {
+      last_passes = s.passes;
+      last_progress_ms = now_ms();
+    }
+    std::lock_guard state(mutex);
+    if (const auto minute = minutes.tick(now_ms(), s); minute && store) {
+      MetricMinute row = *minute;
+      row.run_id = run_id;
+      store->put_metric_minute(row);
+    }
+  }
+}
+
+Status Service::open_store() {
+  Impl& m = *impl_;
+  std::string path = m.options.db_path;
+  if (path.empty()) {
+    auto standard = default_store_path();
+    if (!standard) return standard.status();
+    path = *standard;
+  }
+  StoreOptions options;
+  options.store_text = m.options.store_text;
+  auto store = Store::open(path, options);
+  if (!store) return store.status();
+  m.store = std::move(*store);
+  ServiceRun run;
+  run.version = DDTREE_VERSION;
+  run.host = host_name();
+  run.model = m.options.model_path.empty() ? "tiny" : m.options.model_path;
+  run.drafter = m.options.draft_path;
+  run.mode = mode_name(m.options.engine.mode);
+  Json flags = Json::object();
+  for (const auto& [name, value] : m.options.flags) flags[name] = name == "--api-key" ? "(set)" : value;
+  run.flags = dump_json(flags);
+  run.pid = getpid();
+  m.run_id = m.store->begin_run(std::move(run));
+  m.store->add_phase({0, m.run_id, now_ms(), phase_name(Phase::kStarting), "", 0});
+  m.phases.add_listener([&m](const PhaseState&, const PhaseState& to) {
+    log::info("{}", to.sentence());
+    if (m.store) m.store->add_phase({0, m.run_id, to.since_ms, phase_name(to.phase), to.reason, 0});
+  });
+  return {};
+}
+
+Status Service::load() {
+  Impl& m = *impl_;
+  const auto fail = [&](Status status) {
+    (void)m.phases.enter(Phase::kFailed, status.message());
+    return status;
+  };
+  auto loaded = load_serving(m.options, m.phases);
+  if (!loaded) return fail(loaded.status());
+  m.options.engine = (*loaded)->engine->options();
+  {
+    std::lock_guard lock(m.mutex);
+    m.serving = *loaded;
+  }
+  if (m.store) {
+    Json devices{{"backend", "cpu"}, {"cores", std::thread::hardware_concurrency()}};
+    const EngineSnapshot s = (*loaded)->engine->snapshot();
+    Json plan{{"context_length", (*loaded)->info.context_length},
+              {"kv_pages", s.pages_total},
+              {"page_size", m.options.page_size},
+              {"state_slots", s.slots_total}};
+    m.store->set_run_details(m.run_id, dump_json(devices), dump_json(plan));
+  }
+  if (m.draining) return {Code::kCancelled, "asked to stop while loading"};
+  if (m.options.skip_smoke) {
+    m.phases.set_smoke(SmokeState::kSkipped);
+    if (m.store) {
+      SmokeRun row = smoke_record(skipped_smoke("start"));
+      row.run_id = m.run_id;
+      m.store->add_smoke_run(std::move(row));
+    }
+  } else {
+    DDTREE_RETURN_IF_ERROR(m.phases.enter(Phase::kSmoke, "generating known text with and without speculation"));
+    m.phases.set_smoke(SmokeState::kRunning);
+    SmokeReport report;
+    {
+      std::lock_guard lock(m.smoke_mutex);
+      report = m.smoke("start");
+    }
+    m.phases.set_smoke(report.verdict == SmokeVerdict::kPass ? SmokeState::kPassed : SmokeState::kFailed);
+    if (m.draining) return {Code::kCancelled, "asked to stop during the smoke test"};
+    if (report.verdict != SmokeVerdict::kPass)
+      return fail({Code::kEngineFault, "the smoke test failed: " + report.message + " (--skip-smoke serves the model all the same)"});
+  }
+  DDTREE_RETURN_IF_ERROR(m.phases.enter(Phase::kReady));
+  m.ever_ready = true;
+  if (m.store) m.store->set_run_ready(m.run_id, now_ms(), m.options.skip_smoke ? "skipped" : "pass");
+  return {};
+}
+
+SmokeReport Service::Impl::smoke(const std::string& trigger) {
+  const std::shared_ptr<const Serving> s = [&] {
+    std::lock_guard lock(mutex);
+    return serving;
+  }();
+  SmokeSubject subject;
+  subject.engine = s->engine;
+  subject.encode = [s](const std::string& user) -> Result<std::vector<int32_t>> {
+    if (!s->chat_template) return s->tokenizer->encode(user);
+    const Json request{{"messages", Json::array({Json{{"role", "user"}, {"content", user}}})},
+                       {"chat_template_kwargs", Json{{"enable_thinking", false}}}};
+    auto rendered = s->chat_template->render_chat(request);
+    if (!rendered) return rendered.status();
+    return s->tokenizer->encode(rendered->prompt);
+  };
+  subject.modes = smoke_modes(s->info.has_drafter, s->info.has_mtp);
+  subject.inputs = s->info.path.rfind("embedded:", 0) == 0 ? embedded_smoke_inputs() : generic_smoke_inputs();
+  subject.feature_width = s->feature_width;
+  subject.fc_input_width = s->fc_input_width;
+  SmokeOptions smoke_options;
+  smoke_options.trigger = trigger;
+  smoke_options.cancel = &cancel_smoke;
+  smoke_options.progress = [this](const SmokeCheckResult& check, int done, int total) {
+    phases.progress(Phase::kSmoke, total > 0 ? static_cast<double>(done) / total : -1, check.name);
+  };
+  SmokeReport report = run_smoke(subject, smoke_options);
+  for (const SmokeCheckResult& c : report.checks)
+    if (c.verdict == SmokeVerdict::kFail) log::warn("smoke test: {} {}: {}", c.name, c.mode, c.message);
+  if (store) {
+    SmokeRun row = smoke_record(report);
+    row.run_id = run_id;
+    row.version = DDTREE_VERSION;
+    row.model = s->info.name;
+    row.drafter = s->info.has_drafter ? s->info.drafter : "";
+    store->add_smoke_run(std::move(row));
+  }
+  return report;
+}
+
+Status Service::run_smoke_now() {
+  Impl& m = *impl_;
+  if (!ready() || draining()) return {Code::kTemporary, "the service is not ready: " + m.phases.state().sentence()};
+  std::unique_lock lock(m.smoke_mutex, std::try_to_lock);
+  if (!lock) return {Code::kTemporary, "a smoke test runs already; wait for its result"};
+  const SmokeReport report = m.smoke("dashboard");
+  if (report.verdict == SmokeVerdict::kPass) {
+    m.phases.set_smoke(SmokeState::kPassed);
+    if (m.phases.state().phase == Phase::kDegraded && !m.draining) (void)m.phases.enter(Phase::kReady);
+    return {};
+  }
+  if (m.draining) return {Code::kCancelled, "the service stops"};
+  (void)m.phases.enter(Phase::kDegraded, "the smoke test failed: " + report.message);
+  m.phases.set_smoke(SmokeState::kFailed);
+  return {Code::kEngineFault, report.message};
+}
+
+void Service::adopt(std::shared_ptr<const Serving> serving) {
+  Impl& m = *impl_;
+  {
+    std::lock_guard lock(m.mutex);
+    m.serving = std::move(serving);
+  }
+  m.phases.set_smoke(SmokeState::kPassed);
+  (void)m.phases.enter(Phase::kReady);
+  m.ever_ready = true;
+}
+
+void Service::drain(double seconds) {
+  Impl& m = *impl_;
+  m.draining = true;
+  m.cancel_smoke = true;
+  (void)m.phases.enter(Phase::kDraining, fmt::format("asked to stop; running requests may finish within {:.0f} s", seconds));
+  if (const auto s = serving()) s->engine->drain(seconds);
+  // The engine is done with them; the connections still write their last bytes and close the books.
+  for (int i = 0; i < 500 && !live_requests().empty(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
+void Service::close(int exit_code, const std::string& reason) {
+  Impl& m = *impl_;
+  if (!m.store) return;
+  if (!m.phases.state().over()) (void)m.phases.enter(Phase::kDraining);
+  if (m.phases.state().phase != Phase::kFailed) (void)m.phases.enter(Phase::kStopped, reason);
+  m.store->end_run(m.run_id, reason, exit_code);
+  std::lock_guard lock(m.mutex);
+  m.store.reset();
+}
+
+std::shared_ptr<const Serving> Service::serving() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->serving;
+}
+
+bool Service::ready() const { return impl_->phases.state().serving(); }
+bool Service::draining() const { return impl_->draining; }
+bool Service::started() const { return impl_->ever_ready; }
+bool Service::smoke_skipped() const { return impl_->phases.state().smoke == SmokeState::kSkipped; }
+const ServiceOptions& Service::options() const { return impl_->options; }
+PhaseMachine& Service::phases() { return impl_->phases; }
+const PhaseMachine& Service::phases() const { return impl_->phases; }
+Store* Service::store() { return impl_->store.get(); }
+int64_t Service::run_id() const { return impl_->run_id; }
+double Service::started_at() const { return impl_->started; }
+HttpCounters& Service::counters() { return impl_->counters; }
+
+int Service::retry_after() const {
+  // Draining: another server should be asked, or this one after its restart.
+  return draining() ? 10 : 2;
+}
+
+bool Service::alive() const {
+  const PhaseState s = impl_->phases.state();
+  if (s.phase == Phase::kFailed) return false;
+  return static_cast<double>(now_ms() - impl_->last_progress_ms) / 1000 < kStuckSeconds;
+}
+
+EngineSnapshot Service::snapshot() const {
+  const auto s = serving();
+  return s ? s->engine->snapshot() : EngineSnapshot{};
+}
+
+void Service::request_started(const LiveRequest& request) {
+  std::lock_guard lock(impl_->mutex);
+  impl_->live.push_back(request);
+}
+
+void Service::request_progress(const std::string& id, int32_t completion_tokens) {
+  std::lock_guard lock(impl_->mutex);
+  for (LiveRequest& r : impl_->live)
+    if (r.id == id) r.completion_tokens = completion_tokens;
+}
+
+void Service::request_finished(RecentRequest finished) {
+  Impl& m = *impl_;
+  HttpCounters& c = m.counters;
+  const RequestStats& s = finished.stats;
+  const double seconds = finished.finished - finished.request.started;
+  c.request_seconds.observe(seconds);
+  if (s.completion_tokens > 0) {
+    c.first_token_seconds.observe(s.first_token_ms / 1000);
+    c.queue_seconds.observe(s.queue_ms / 1000);
+  }
+  if (s.completion_tokens > 1) c.token_seconds.observe(s.decode_ms / 1000 / (s.completion_tokens - 1));
+  {
+    std::lock_guard lock(c.mutex);
+    ++c.finished[finished.finish];
+    ++c.replies[{finished.request.endpoint, finished.http_status}];
+  }
+  log::debug("{} {} {}: {} + {} tokens, {:.2f} s, {} rounds", finished.request.id, finished.request.endpoint, finished.finish,
+             s.prompt_tokens, s.completion_tokens, seconds, s.rounds);
+  std::lock_guard lock(m.mutex);
+  std::erase_if(m.live, [&](const LiveRequest& r) { return r.id == finished.request.id; });
+  m.minutes.request(finished);
+  if (m.store) {
+    const std::string model = m.serving ? m.serving->info.name : "";
+    m.store->add_request(request_record(finished, m.run_id, model), round_trees(finished.stats));
+  }
+  if (m.options.recent_trees > 0) {
+    m.recent.push_front(std::make_shared<const RecentRequest>(std::move(finished)));
+    while (m.recent.size() > static_cast<size_t>(m.options.recent_trees)) m.recent.pop_back();
+  }
+}
+
+std::vector<LiveRequest> Service::live_requests() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->live;
+}
+
+std::vector<std::shared_ptr<const RecentRequest>> Service::recent_requests() const {
+  std::lock_guard lock(impl_->mutex);
+  return {impl_->recent.begin(), impl_->recent.end()};
+}
+
+std::shared_ptr<const RecentRequest> Service::recent_request(const std::string& id) const {
+  std::lock_guard lock(impl_->mutex);
+  for (const auto& r : impl_->recent)
+    if (r->request.id == id) return r;
+  return nullptr;
+}
+
+std::vector<std::string> Service::token_texts(const std::vector<int32_t>& ids) const {
+  const auto s = serving();
+  if (!s || !s->tokenizer) return {};
+  std::vector<std::string> out;
+  out.reserve(ids.size());
+  for (const int32_t id : ids) out.push_back(s->tokenizer->decode(std::vector<int32_t>{id}, false));
+  return out;
+}
+
+}  // namespace ddtree

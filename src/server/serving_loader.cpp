@@ -1,0 +1,175 @@
+#include "server/serving_loader.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#include "base/log.h"
+#include "health/phases.h"
+#include "model/describe.h"
+#include "model/pair.h"
+#include "nn/cpu_executor.h"
+#include "server/json.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+#include "text/tool_parser.h"
+
+namespace ddtree {
+
+namespace {
+
+// Destroyed from the bottom up: the engine before what it runs on.
+struct Parts {
+  std::optional<Tokenizer> tokenizer;
+  std::optional<ChatTemplate> chat_template;
+  std::unique_ptr<Executor> executor;
+  std::unique_ptr<Engine> engine;
+};
+
+// bos_token and its like, as templates expect them.
+Json template_globals(const std::string& tokenizer_config) {
+  Json globals = Json::object();
+  std::string trouble;
+  const Json config = parse_json_object(tokenizer_config, &trouble);
+  if (!trouble.empty()) return globals;  // the tokenizer has read the same text and said what is wrong
+  for (const char* name : {"bos_token", "eos_token", "pad_token", "unk_token"}) {
+    const auto it = config.find(name);
+    if (it == config.end()) continue;
+    if (it->is_string()) globals[name] = *it;
+    if (it->is_object() && it->contains("content")) globals[name] = (*it)["content"];
+  }
+  return globals;
+}
+
+Status check_mode(const ServiceOptions& options, const LoadedPair& pair, EngineOptions* engine) {
+  if (!options.mode_given) engine->mode = pair.drafter ? SpeculationMode::kDdtree : SpeculationMode::kNone;
+  const bool needs_drafter = engine->mode == SpeculationMode::kDflash || engine->mode == SpeculationMode::kDdtree;
+  const std::string instead = pair.has_mtp() ? "this checkpoint has an MTP head, so NEXTN works too" : "NONE works without one";
+  if (needs_drafter && !pair.drafter)
+    return {Code::kUsage, fmt::format("--speculative-algorithm {} needs a drafter: give --speculative-draft-model-path DIR; {}",
+                                      mode_name(engine->mode), instead)};
+  if (engine->mode == SpeculationMode::kNextn && !pair.has_mtp())
+    return {Code::kUsage, fmt::format("--speculative-algorithm NEXTN needs an MTP head, which {} has not; {}", pair.name,
+                                      pair.drafter ? "DDTREE works with the drafter given" : "NONE works")};
+  if (pair.drafter && engine->block_size > pair.drafter->spec.block_size)
+    return {Code::kUsage, fmt::format("--speculative-dflash-block-size {} is more than this drafter's block of {}; give at most that",
+                                      engine->block_size, pair.drafter->spec.block_size)};
+  return {};
+}
+
+Result<std::string> read_text(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) return {Code::kBadModel, fmt::format("--chat-template {}: the file cannot be read", path)};
+  return text.str();
+}
+
+}  // namespace
+
+std::vector<std::string> served_names(const ServiceOptions& options) {
+  if (!options.served_names.empty()) return options.served_names;
+  return {options.model_path.empty() ? "tiny" : options.model_path};
+}
+
+Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& options, PhaseMachine& phases) {
+  DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kDevices, "the CPU"));
+  const std::string path = options.model_path.empty() ? std::string(kEmbeddedPair) : options.model_path;
+  DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kWeights, "reading " + path));
+  auto pair = load_pair(path, options.draft_path.empty() ? std::nullopt : std::optional<std::string>(options.draft_path));
+  if (!pair) return pair.status();
+  log::info("{}: {}", pair->name, describe(*pair));
+  phases.progress(Phase::kWeights, 0.2, "reading the tokenizer");
+
+  auto parts = std::make_shared<Parts>();
+  auto tokenizer = Tokenizer::from_json(pair->tokenizer_json, pair->tokenizer_config_json, pair->location + "/tokenizer.json");
+  if (!tokenizer) return tokenizer.status();
+  parts->tokenizer.emplace(std::move(*tokenizer));
+  const bool own_template = !options.chat_template_path.empty();
+  std::string source = pair->chat_template;
+  if (own_template) {
+    auto text = read_text(options.chat_template_path);
+    if (!text) return text.status();
+    source = std::move(*text);
+  }
+  if (!source.empty()) {
+    auto parsed = ChatTemplate::parse(source, template_globals(pair->tokenizer_config_json),
+                                      own_template ? options.chat_template_path : "chat_template.jinja");
+    if (!parsed) return parsed.status();
+    parts->chat_template.emplace(std::move(*parsed));
+  }
+
+  EngineOptions engine = options.engine;
+  DDTREE_RETURN_IF_ERROR(check_mode(options, *pair, &engine));
+  const int64_t longest = pair->spec.max_positions;
+  if (engine.context_length <= 0) engine.context_length = static_cast<int32_t>(longest);
+  if (engine.context_length > longest)
+    return {Code::kUsage, fmt::format("--context-length {} is more than the {} positions of this model; give at most that",
+                                      engine.context_length, longest)};
+  engine.eos_ids = pair->defaults.eos_ids;
+
+  phases.progress(Phase::kWeights, 0.4, "packing weights");
+  ExecutorOptions executor;
+  executor.page_size = options.page_size;
+  const int32_t pages_each = (engine.context_length + options.page_size - 1) / options.page_size;
+  executor.pages = options.pages > 0 ? options.pages : pages_each * engine.max_running;
+  if (executor.pages < pages_each)
+    return {Code::kUsage, fmt::format("--kv-pages {} hold {} tokens, less than --context-length {}; give at least {}", executor.pages,
+                                      static_cast<int64_t>(executor.pages) * options.page_size, engine.context_length, pages_each)};
+  executor.slots = engine.max_running;
+  executor.threads = options.threads;
+  executor.real_vocab = parts->tokenizer->id_count();
+  // A fixed budget on every sequence at once, beside a prefill chunk; `auto` shares what there is.
+  executor.max_rows = std::max(512, engine.prefill_chunk + (engine.budget > 0 ? engine.max_running * (engine.budget + 1) : 0));
+  auto made = make_cpu_executor(*pair, executor);
+  if (!made) return made.status();
+  parts->executor = std::move(*made);
+
+  DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kGraphs, "measuring what passes cost on this machine"));
+  auto started = Engine::start(*parts->executor, *parts->tokenizer, engine);
+  if (!started) return started.status();
+  parts->engine = std::move(*started);
+
+  auto serving = std::make_shared<Serving>();
+  ModelInfo& info = serving->info;
+  info.names = served_names(options);
+  info.name = info.names.front();
+  info.path = names_embedded_pair(path) ? "embedded:tiny" : pair->location;
+  info.architecture = pair->spec.architecture;
+  info.created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  info.context_length = parts->engine->options().context_length;
+  info.vocab_size = pair->spec.vocab_size;
+  info.hidden_size = pair->spec.hidden_size;
+  info.layers = pair->spec.num_layers();
+  info.parameters = parameter_count(pair->spec);
+  info.has_drafter = pair->drafter.has_value();
+  info.has_mtp = pair->has_mtp();
+  if (pair->drafter) {
+    info.drafter = pair->drafter->location;
+    info.block_size = pair->drafter->spec.block_size;
+    serving->feature_width = static_cast<int64_t>(pair->drafter->spec.taps.size()) * pair->spec.hidden_size;
+    serving->fc_input_width = pair->drafter->tensors.fc.shape.size() == 2 ? pair->drafter->tensors.fc.shape[1] : 0;
+  }
+  serving->defaults = pair->defaults;
+  serving->engine = parts->engine.get();
+  serving->tokenizer = &*parts->tokenizer;
+  serving->chat_template = parts->chat_template ? &*parts->chat_template : nullptr;
+  // Without a flag the text decides: a tokenizer that has the tags as tokens of their own writes them with that meaning.
+  const auto has = [&](const char* tag) { return parts->tokenizer->id_of(tag).has_value(); };
+  serving->reasoning_parser = !options.reasoning_parser.empty() ? options.reasoning_parser : has("</think>") ? "qwen3" : "none";
+  serving->tool_parser = !options.tool_parser.empty()                     ? options.tool_parser
+                         : source.find("<function=") != std::string::npos ? "qwen3_coder"
+                         : has("<tool_call>")                             ? "hermes"
+                                                                          : "none";
+  if (auto f = reasoning_format(serving->reasoning_parser); !f) return Status(Code::kUsage, "--reasoning-parser: " + f.status().message());
+  if (auto f = tool_format(serving->tool_parser); !f) return Status(Code::kUsage, "--tool-call-parser: " + f.status().message());
+  serving->always_include_usage = options.always_include_usage;
+  serving->owned = parts;
+  return std::shared_ptr<const Serving>(std::move(serving));
+}
+
+}  // namespace ddtree
