@@ -41,6 +41,7 @@ class ChatTemplate {
  private:
   explicit ChatTemplate(std::shared_ptr<const jinja::Template> parsed) : parsed_(std::move(parsed)) {}
   std::shared_ptr<const jinja::Template> parsed_;
+  std::string name_;
 };
 
 // The variables that a template expects, from a chat request's body. Members read: messages, tools, documents, chat_template_kwargs (its
