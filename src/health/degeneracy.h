@@ -37,7 +37,7 @@ class DegeneracyDetector {
     int64_t blank_run = 2048;      // white space
     int64_t replacement = 24;      // of the last 256 characters
     int64_t min_loop_bytes = 320;  // a loop is at least this long
-    int64_t max_period = 2048;     // bytes
+    int64_t max_period = 1024;     // bytes
     int64_t window_tokens = 1024;
     double distinct_4grams = 0.06;  // under this, over a full window of tokens
   };
@@ -51,6 +51,7 @@ class DegeneracyDetector {
 
  private:
   void check();
+  size_t tail_bytes() const;  // how much of the end is looked at
   Limits limits_;
   std::string tail_;          // last bytes, bounded
   std::vector<int32_t> ids_;  // last ids, bounded

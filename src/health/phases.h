@@ -52,7 +52,8 @@ struct PhaseState {
 
 class PhaseMachine {
  public:
-  // Called after a phase was entered (from.phase != to.phase), in order, one at a time, on the thread that caused it. May call back.
+  // Called after a phase was entered (from.phase != to.phase), in order, one at a time, on a thread that is inside enter(). May call
+  // back; may be called once more while remove_listener() returns on another thread.
   using Listener = std::function<void(const PhaseState& from, const PhaseState& to)>;
 
   PhaseMachine();
@@ -60,8 +61,9 @@ class PhaseMachine {
   PhaseState state() const;
 
   // Enters a phase; in the same phase only replaces the reason (no listener is called). Allowed: forward through the start-up phases,
-  // leaving any out; ready ⇄ degraded; draining and failed from anywhere that is not over; stopped from draining or failed.
-  // kInvalidArgument names both phases; the state is then unchanged. ready and degraded need smoke passed or skipped: also refused.
+  // leaving any out; ready ⇄ degraded; draining and failed from anywhere that is not over; stopped from draining or failed; smoke may lead
+  // to degraded. kInvalidArgument names both phases; the state is then unchanged. ready and degraded need smoke passed or skipped: also
+  // refused.
   Status enter(Phase phase, std::string reason = {});
   // Progress and words within the current phase; ignored (false) if another phase was entered meanwhile.
   bool progress(Phase phase, double fraction, std::string detail = {});

@@ -14,8 +14,6 @@
 
 namespace ddtree {
 
-class Store;
-
 enum class SmokeVerdict : uint8_t { kPass, kFail, kSkip };
 const char* smoke_verdict_name(SmokeVerdict verdict);  // "pass", "fail", "skip"
 
@@ -85,7 +83,7 @@ struct SmokeCheckInfo {
 };
 std::vector<SmokeCheckInfo> smoke_check_list();
 
-// The report as rows of the store, and back in.
+// The report as a row of the store with its checks; the caller sets model, drafter and run_id.
 SmokeRun smoke_record(const SmokeReport& report);
 
 }  // namespace ddtree
