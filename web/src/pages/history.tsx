@@ -130,7 +130,7 @@ function Timeline({ runs, now, chosen }: { runs: ServiceRun[]; now: number; chos
   for (let t = Math.ceil((from - zone) / step) * step + zone; t < now; t += step) ticks.push(t);
   const text = `${count(runs.length, "start")} since ${moment(from, now)}; ${count(runs.filter((r) => r.state === "crashed" || r.state === "failed").length, "crash or failure", "crashes or failures")}`;
   return (
-    <div class="scroll">
+    <div class="scroll" tabIndex={0} role="region" aria-label="Time line of starts">
       <svg class="timeline" viewBox={`0 0 ${width} 62`} role="img" aria-label={text}>
         {ticks.map((t) => (
           <g key={t}>

@@ -5,7 +5,7 @@ import { clock, count, day, duration, fixed, integer, rate } from "../format.ts"
 import { href, route, setQuery } from "../route.ts";
 import { RoundStrip, type Texts, TreeLegend, TreeView, acceptedCount, emittedTokens, tokenLabel } from "../tree/draw.tsx";
 import type { RequestDetail, Round, RoundPage } from "../types.ts";
-import { Badge, Empty, Facts, Pager, Panel, Stats, finishTone } from "../ui.tsx";
+import { Badge, Empty, Facts, Pager, Panel, Stats, finishTone, useRowKeys } from "../ui.tsx";
 
 export function RequestPage({ id }: { id: string }) {
   const { data: r, error } = usePolled<RequestDetail>(`requests/${encodeURIComponent(id)}`, 0);
@@ -238,6 +238,7 @@ const tablePage = 25;
 
 function RoundTable({ rounds, here, go, texts }: { rounds: Round[]; here: number; go: (index: number) => void; texts: Texts }) {
   const [offset, setOffset] = useState(0);
+  const keys = useRowKeys();
   useEffect(() => setOffset(Math.floor(here / tablePage) * tablePage), [here]);
   const shown = useMemo(() => rounds.slice(offset, offset + tablePage), [rounds, offset]);
   return (
@@ -268,10 +269,14 @@ function RoundTable({ rounds, here, go, texts }: { rounds: Round[]; here: number
               </th>
             </tr>
           </thead>
-          <tbody>
+          <tbody {...keys}>
             {shown.map((round, i) => (
               <tr key={round.round} class={`link${offset + i === here ? " chosen" : ""}`} onClick={() => go(offset + i)}>
-                <th scope="row">{round.round + 1}</th>
+                <th scope="row">
+                  <button type="button" class="row-link" data-row aria-label={`Show round ${round.round + 1}`} aria-current={offset + i === here ? "true" : undefined}>
+                    {round.round + 1}
+                  </button>
+                </th>
                 <td class="num">{integer(round.start)}</td>
                 <td class="num">{integer(round.parent.length - 1)}</td>
                 <td class="num">{acceptedCount(round)}</td>

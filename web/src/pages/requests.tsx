@@ -90,16 +90,18 @@ export function RequestsPage() {
                 <thead>
                   <tr>
                     <Head name="Time" sort={sort} first="newest" second="oldest" set={set} />
-                    <th scope="col">Model</th>
+                    <th scope="col" class="only-wide">
+                      Model
+                    </th>
                     <th scope="col">Mode</th>
-                    <th scope="col" class="num">
+                    <th scope="col" class="num only-wide">
                       Prompt
                     </th>
                     <Head name="Generated" num sort={sort} first="tokens" set={set} />
                     <Head name="TTFT" num sort={sort} first="first_token" set={set} />
                     <Head name="Total" num sort={sort} first="slowest" set={set} />
                     <Head name="tok/s" num sort={sort} first="speed" set={set} />
-                    <th scope="col" class="num">
+                    <th scope="col" class="num only-wide">
                       Rounds
                     </th>
                     <Head name="Tokens a round" num sort={sort} first="acceptance" set={set} />
@@ -139,14 +141,14 @@ function Row({ r }: { r: RequestRow }) {
           {moment(r.received)}
         </a>
       </th>
-      <td title={r.endpoint}>{r.model}</td>
+      <td class="only-wide" title={r.endpoint}>{r.model}</td>
       <td>{r.mode}</td>
-      <td class="num">{integer(r.prompt_tokens)}</td>
+      <td class="num only-wide">{integer(r.prompt_tokens)}</td>
       <td class="num">{integer(r.completion_tokens)}</td>
       <td class="num">{r.completion_tokens ? duration(r.ttft_ms) : "–"}</td>
       <td class="num">{duration(r.total_ms)}</td>
       <td class="num">{r.tokens_per_second ? rate(r.tokens_per_second) : "–"}</td>
-      <td class="num">{integer(r.rounds)}</td>
+      <td class="num only-wide">{integer(r.rounds)}</td>
       <td class="num">{fixed(r.tokens_per_round, 2)}</td>
       <td title={r.error}>
         <Badge tone={finishTone(r.finish)}>{r.finish}</Badge>
