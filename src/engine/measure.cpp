@@ -80,7 +80,7 @@ Status Rounds::measure() {
       const int32_t n = static_cast<int32_t>(draft.knots()[measured]);
       if (n > sequences) break;
       std::vector<DraftQuery> queries;
-      for (int32_t s = 0; s < n; ++s) queries.push_back({s, pages[static_cast<size_t>(s)], context, token(s)});
+      for (int32_t s = 0; s < n; ++s) queries.push_back({s, pages[static_cast<size_t>(s)], context, token(s * 1000 + context)});
       const auto ms = best_of(3, [&] { return executor_.draft(queries, options_.top_k, &drafts); });
       if (!ms) return ms.status();
       draft.set(measured, *ms);
