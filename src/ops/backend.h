@@ -63,7 +63,8 @@ class Backend {
   const T* stage(Lane lane, std::span<const T> values) {
     return static_cast<const T*>(stage_bytes(lane, values.data(), static_cast<int64_t>(values.size_bytes())));
   }
-  virtual Status finish() = 0;  // waits for all that was enqueued
+  virtual void upload(std::span<const float> values, const Tensor& to) = 0;  // row-major host values, as many as `to` has
+  virtual Status finish() = 0;                                               // waits for all that was enqueued
   virtual Result<const float*> host_floats(
       const Tensor& t) = 0;  // contiguous float32 [rows, cols], valid until the next call or op; finishes
   virtual void reset_state(StatePool* states, int32_t slot) = 0;  // zero state and window, all layers

@@ -3,7 +3,8 @@
 // embed: y[r] = W[token[r]] for r < rows. Exact. y is the residual stream: float32 (BF16 values only with a BF16 residual).
 //   token must be in [0, W.n()): checked by the caller.
 //
-// copy_rows: y[to ? to[i] : i] = x[from ? from[i] : i] for i < count. Exact. Rows of `to` must be distinct and the two must not overlap.
+// copy_rows: y[to ? to[i] : i] = x[from ? from[i] : i] for i < count. Exact (BF16 -> float32 where the views
+//   differ; float32 -> BF16 rounds). Rows of `to` must be distinct and the two must not overlap.
 //
 // No workspace, no side effects.
 #pragma once

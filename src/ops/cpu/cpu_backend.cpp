@@ -218,6 +218,10 @@ const void* CpuBackend::stage_bytes(Lane lane, const void* data, int64_t bytes) 
   return to;
 }
 
+void CpuBackend::upload(std::span<const float> values, const Tensor& to) {
+  for (int64_t r = 0; r < to.rows; ++r) std::copy_n(values.data() + r * to.cols, to.cols, to.f32(r));
+}
+
 Result<const float*> CpuBackend::host_floats(const Tensor& t) {
   if (t.stride == t.cols || t.rows <= 1) return static_cast<const float*>(t.f32());
   host_.resize(t.rows * t.cols);

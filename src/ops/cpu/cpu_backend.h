@@ -39,6 +39,7 @@ class CpuBackend final : public Backend {
 
   void stage_begin(Lane lane) override;
   const void* stage_bytes(Lane lane, const void* data, int64_t bytes) override;
+  void upload(std::span<const float> values, const Tensor& to) override;
   Status finish() override { return {}; }
   Result<const float*> host_floats(const Tensor& t) override;
   void reset_state(StatePool* states, int32_t slot) override;

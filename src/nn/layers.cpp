@@ -1,0 +1,66 @@
+#include "nn/layers.h"
+
+#include <array>
+
+#include "nn/assign.h"
+
+namespace ddtree::nn {
+
+Result<MlpWeights> pack_mlp(ops::Backend* backend, const MlpTensors& tensors) {
+  MlpWeights w;
+  DDTREE_ASSIGN(w.gate_up, backend->pack_weight(std::array{tensors.gate_proj, tensors.up_proj}));
+  DDTREE_ASSIGN(w.down, backend->pack_weight(std::array{tensors.down_proj}));
+  return w;
+}
+
+Result<AttentionWeights> pack_attention(ops::Backend* backend, const FullAttentionTensors& tensors, bool zero_centred) {
+  AttentionWeights w;
+  const float add = zero_centred ? 1.0f : 0.0f;
+  DDTREE_ASSIGN(w.packed, backend->pack_weight(std::array{tensors.q_proj, tensors.k_proj, tensors.v_proj}));
+  DDTREE_ASSIGN(w.o, backend->pack_weight(std::array{tensors.o_proj}));
+  DDTREE_ASSIGN(w.q_norm, backend->norm_weight(tensors.q_norm, add));
+  DDTREE_ASSIGN(w.k_norm, backend->norm_weight(tensors.k_norm, add));
+  return w;
+}
+
+Result<LayerBuffers> make_buffers(ops::Backend* backend, const LayerShape& shape, int64_t rows, int64_t packed, int64_t mixer_output) {
+  LayerBuffers b;
+  const ops::Element element = backend->activation();
+  DDTREE_ASSIGN(b.x, backend->make_tensor(rows, shape.hidden, ops::Element::kFloat32));
+  DDTREE_ASSIGN(b.h, backend->make_tensor(rows, shape.hidden, element));
+  DDTREE_ASSIGN(b.delta, backend->make_tensor(rows, shape.hidden, element));
+  DDTREE_ASSIGN(b.packed, backend->make_tensor(rows, packed, element));
+  DDTREE_ASSIGN(b.q, backend->make_tensor(rows, int64_t{shape.heads} * shape.head_dim, element));
+  DDTREE_ASSIGN(b.o, backend->make_tensor(rows, mixer_output, element));
+  DDTREE_ASSIGN(b.gate_up, backend->make_tensor(rows, 2 * shape.intermediate, element));
+  DDTREE_ASSIGN(b.act, backend->make_tensor(rows, shape.intermediate, element));
+  return b;
+}
+
+void run_mlp(ops::Backend* backend, const MlpWeights& weights, const LayerBuffers& buffers, int64_t rows) {
+  const ops::Tensor gate_up = buffers.gate_up.row_range(0, rows), act = buffers.act.row_range(0, rows);
+  backend->linear({.x = buffers.h.row_range(0, rows), .weight = weights.gate_up, .y = gate_up});
+  backend->silu_mul({.x = gate_up, .y = act});
+  backend->linear({.x = act, .weight = weights.down, .y = buffers.delta.row_range(0, rows)});
+}
+
+void prepare_attention(ops::Backend* backend, const LayerShape& shape, const AttentionWeights& weights, const AttentionStorage& storage,
+                       const ops::Forest& forest, const LayerBuffers& buffers) {
+  const ops::Tensor packed = buffers.packed.row_range(0, forest.rows).col_range(0, shape.packed());
+  backend->linear({.x = buffers.h.row_range(0, forest.rows), .weight = weights.packed, .y = packed});
+  backend->attention_prepare({.forest = &forest,
+                              .heads = shape.heads,
+                              .gate = shape.gate,
+                              .packed = packed,
+                              .q_norm = weights.q_norm,
+                              .k_norm = weights.k_norm,
+                              .eps = shape.eps,
+                              .rope = storage.rope,
+                              .q = buffers.q.row_range(0, forest.rows),
+                              .scratch = storage.scratch,
+                              .scratch_layer = storage.scratch_layer,
+                              .pool = storage.pool,
+                              .pool_layer = storage.pool_layer});
+}
+
+}  // namespace ddtree::nn

@@ -1,0 +1,62 @@
+// The parts that target, MTP head and drafter share: packed weights of a layer, the MLP, the attention mixer, their workspace.
+#pragma once
+
+#include "base/status.h"
+#include "model/roles.h"
+#include "ops/backend.h"
+
+namespace ddtree::nn {
+
+// Sizes that one stack of layers needs.
+struct LayerShape {
+  int64_t hidden = 0, intermediate = 0;
+  int32_t heads = 0, kv_heads = 0, head_dim = 0;
+  bool gate = false;  // sigmoid output gate
+  float eps = 1e-6f;
+  int64_t q_columns() const { return int64_t{heads} * head_dim * (gate ? 2 : 1); }
+  int64_t packed() const { return q_columns() + int64_t{2} * kv_heads * head_dim; }
+};
+
+struct MlpWeights {
+  const ops::Weight* gate_up = nullptr;  // [2·I, H]
+  const ops::Weight* down = nullptr;     // [H, I]
+};
+
+struct AttentionWeights {
+  const ops::Weight* packed = nullptr;  // [q|gate per head, k, v; H]
+  const ops::Weight* o = nullptr;       // [H, heads · D]
+  ops::Tensor q_norm, k_norm;           // [1, D]
+};
+
+// Activations of one stack, for at most `rows` rows; made once.
+struct LayerBuffers {
+  ops::Tensor x;        // [rows, H] residual stream, float32
+  ops::Tensor h;        // [rows, H] normed input of a mixer or MLP
+  ops::Tensor delta;    // [rows, H] what a mixer or MLP adds
+  ops::Tensor packed;   // [rows, widest packed projection]
+  ops::Tensor q;        // [rows, heads · D]
+  ops::Tensor o;        // [rows, widest mixer output]
+  ops::Tensor gate_up;  // [rows, 2·I]
+  ops::Tensor act;      // [rows, I]
+};
+
+// `zero_centred`: the norms' weights get +1 (target and MTP), or not (drafter).
+Result<MlpWeights> pack_mlp(ops::Backend* backend, const MlpTensors& tensors);
+Result<AttentionWeights> pack_attention(ops::Backend* backend, const FullAttentionTensors& tensors, bool zero_centred);
+Result<LayerBuffers> make_buffers(ops::Backend* backend, const LayerShape& shape, int64_t rows, int64_t packed, int64_t mixer_output);
+
+// delta = mlp(h), all of `rows` rows.
+void run_mlp(ops::Backend* backend, const MlpWeights& weights, const LayerBuffers& buffers, int64_t rows);
+
+// packed = h · W; q, K and V prepared (certain rows' K and V go to the pool). What an attention op then reads.
+struct AttentionStorage {
+  ops::KvScratch* scratch = nullptr;
+  int32_t scratch_layer = 0;
+  ops::KvPool* pool = nullptr;
+  int32_t pool_layer = 0;
+  const ops::RopeTable* rope = nullptr;
+};
+void prepare_attention(ops::Backend* backend, const LayerShape& shape, const AttentionWeights& weights, const AttentionStorage& storage,
+                       const ops::Forest& forest, const LayerBuffers& buffers);
+
+}  // namespace ddtree::nn

@@ -1,0 +1,490 @@
+#include "nn/pair_executor.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "nn/assign.h"
+
+namespace ddtree::nn {
+namespace {
+
+Status invalid(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+Status fault(std::string message) { return {Code::kEngineFault, std::move(message)}; }
+
+Status positive(const char* name, int64_t value) {
+  if (value > 0) return {};
+  return invalid(fmt::format("executor option {} is {}: it must be positive", name, value));
+}
+
+constexpr int32_t kDraftRows = 256;  // rows of one draft pass: more queries than fit run one pass after another
+
+}  // namespace
+
+Result<std::unique_ptr<PairExecutor>> PairExecutor::create(std::unique_ptr<ops::Backend> backend, const LoadedPair& pair,
+                                                           ExecutorOptions options, const Probe& probe) {
+  std::unique_ptr<PairExecutor> executor(new PairExecutor());
+  executor->backend_ = std::move(backend);
+  executor->spec_ = pair.spec;
+  executor->options_ = options;
+  DDTREE_RETURN_IF_ERROR(executor->check_options(pair));
+  DDTREE_RETURN_IF_ERROR(executor->load(pair, probe));
+  return executor;
+}
+
+Status PairExecutor::check_options(const LoadedPair& pair) {
+  ExecutorOptions& o = options_;
+  DDTREE_RETURN_IF_ERROR(positive("page_size", o.page_size));
+  DDTREE_RETURN_IF_ERROR(positive("pages", o.pages));
+  DDTREE_RETURN_IF_ERROR(positive("slots", o.slots));
+  DDTREE_RETURN_IF_ERROR(positive("max_rows", o.max_rows));
+  if (int64_t{o.pages} * o.page_size > INT32_MAX) {
+    return invalid(fmt::format("executor options: {} pages of {} are more than {} tokens", o.pages, o.page_size, INT32_MAX));
+  }
+  if (o.max_logit_rows == 0) o.max_logit_rows = o.max_rows;
+  if (o.max_logit_rows < 0 || o.max_logit_rows > o.max_rows) {
+    return invalid(fmt::format("executor option max_logit_rows is {}: 0 to max_rows ({}) are possible", o.max_logit_rows, o.max_rows));
+  }
+  if (o.real_vocab == 0) o.real_vocab = static_cast<int32_t>(spec_.vocab_size);
+  if (o.real_vocab < 0 || o.real_vocab > spec_.vocab_size) {
+    return invalid(
+        fmt::format("executor option real_vocab is {}: the checkpoint has {} rows of embed_tokens", o.real_vocab, spec_.vocab_size));
+  }
+  if (pair.drafter && pair.drafter->spec.hidden_size != spec_.hidden_size) {
+    return {Code::kBadModel,
+            fmt::format("drafter hidden_size {} is not the target's {}", pair.drafter->spec.hidden_size, spec_.hidden_size)};
+  }
+  return {};
+}
+
+Status PairExecutor::load(const LoadedPair& pair, const Probe& probe) {
+  const ExecutorOptions& o = options_;
+  const int64_t room = int64_t{o.pages} * o.page_size;
+  const int64_t positions = spec_.max_positions > 0 ? std::min(spec_.max_positions, room) : room;
+  limits_ = {.max_rows = o.max_rows,
+             .max_logit_rows = o.max_logit_rows,
+             .slots = o.slots,
+             .pages = o.pages,
+             .page_size = o.page_size,
+             .vocab = spec_.vocab_size,
+             .max_positions = positions};
+  const DrafterSpec* draft = pair.drafter ? &pair.drafter->spec : nullptr;
+  const int64_t block = draft ? draft->block_size : 0;
+  if (draft) blocks_ = static_cast<int32_t>(std::clamp<int64_t>(kDraftRows / block, 1, o.slots));
+  const int64_t rows = std::max<int64_t>({o.max_rows, blocks_ * block, o.slots});
+  const int64_t ahead = std::max<int64_t>(block, 64);  // positions that drafts may reach past the last committed one
+
+  std::vector<int32_t> captures = draft ? draft->taps : std::vector<int32_t>{};
+  captures.insert(captures.end(), probe.captures.begin(), probe.captures.end());
+  ops::BackendLimits limits;
+  limits.max_rows = rows;
+  limits.max_positions = (positions + o.page_size - 1) / o.page_size * o.page_size + ahead;
+  limits.max_linear_inputs = std::max({spec_.hidden_size * 2, spec_.intermediate_size, spec_.heads * spec_.head_dim,
+                                       spec_.value_heads * spec_.value_dim, static_cast<int64_t>(captures.size()) * spec_.hidden_size,
+                                       draft ? std::max(draft->intermediate_size, draft->heads * draft->head_dim) : 0});
+  limits.staged_bytes = ForestArrays::staged_bytes(rows, rows, std::max(rows, int64_t{o.slots}) * ((positions + ahead) / o.page_size + 2)) +
+                        8 * rows * 4 + 1024;
+  DDTREE_RETURN_IF_ERROR(backend_->set_limits(limits));
+
+  const ops::RopeTable* rope = nullptr;
+  DDTREE_ASSIGN(rope, backend_->make_rope(positions + ahead, spec_.rotary_dim, spec_.rope_theta));
+  DDTREE_ASSIGN(
+      target_,
+      Target::create(backend_.get(), spec_, pair.tensors,
+                     {.max_rows = o.max_rows, .slots = o.slots, .pages = o.pages, .page_size = o.page_size, .captures = captures}, rope));
+  if (pair.tensors.mtp) {
+    DDTREE_ASSIGN(
+        mtp_,
+        Mtp::create(
+            backend_.get(), *pair.tensors.mtp, target_->shape(),
+            {.max_rows = static_cast<int32_t>(std::max(o.max_rows, o.slots)), .slots = o.slots, .pages = o.pages, .page_size = o.page_size},
+            target_->embedding(), rope));
+    all_mtp_rows_ = probe.all_mtp_rows;
+  }
+  if (draft) {
+    const ops::RopeTable* draft_rope = nullptr;
+    DDTREE_ASSIGN(draft_rope, backend_->make_rope(positions + ahead, draft->head_dim, draft->rope_theta));
+    DDTREE_ASSIGN(
+        drafter_,
+        Drafter::create(
+            backend_.get(), *draft, pair.drafter->tensors,
+            {.context_rows = o.max_rows, .block_rows = static_cast<int32_t>(blocks_ * block), .pages = o.pages, .page_size = o.page_size},
+            target_->embedding(), draft_rope));
+  }
+  DDTREE_ASSIGN(wanted_, backend_->make_tensor(o.max_logit_rows, spec_.hidden_size, backend_->activation()));
+  DDTREE_ASSIGN(logits_, backend_->make_tensor(o.max_logit_rows, spec_.vocab_size, ops::Element::kFloat32));
+  const int64_t draft_rows = std::max<int64_t>(draft ? blocks_ * (block - 1) : 0, mtp_ ? o.slots : 0);
+  if (draft_rows > 0) {
+    DDTREE_ASSIGN(draft_wanted_, backend_->make_tensor(draft_rows, spec_.hidden_size, backend_->activation()));
+    DDTREE_ASSIGN(draft_logits_, backend_->make_tensor(draft_rows, spec_.vocab_size, ops::Element::kFloat32));
+  }
+  mtp_position_.assign(o.slots, -1);
+  return backend_->finish();
+}
+
+void PairExecutor::reset_slot(int32_t slot) {
+  if (slot < 0 || slot >= options_.slots) return;
+  target_->reset_slot(slot);
+  mtp_position_[slot] = -1;
+}
+
+Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
+  DDTREE_RETURN_IF_ERROR(check_forest(forest, limits_));
+  committed_ = true;  // until the pass has run, there is nothing to commit
+  arrays_.clear();
+  for (const Segment& s : forest.segments) {
+    arrays_.add_segment(s.certain, s.slot, s.pages, s.context);
+    for (int32_t r = s.first_row; r < s.first_row + s.row_count; ++r) {
+      arrays_.add_row(forest.token[r], forest.position[r], forest.parent[r], options_.page_size);
+    }
+  }
+  backend_->stage_begin(ops::Lane::kPass);
+  DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kPass, &staged_));
+
+  std::vector<int32_t> from;
+  output->logits_row.assign(forest.token.size(), -1);
+  for (size_t r = 0; r < forest.token.size(); ++r) {
+    if (!forest.wants_logits[r]) continue;
+    output->logits_row[r] = static_cast<int32_t>(from.size());
+    from.push_back(static_cast<int32_t>(r));
+  }
+  const int32_t* staged_from = backend_->stage<int32_t>(ops::Lane::kPass, from);
+  if (!staged_from) return fault("the list of logit rows does not fit its staging lane");
+
+  target_->forward(staged_);
+  output->logits = nullptr;
+  const auto count = static_cast<int32_t>(from.size());
+  int32_t bad = -1;
+  if (count > 0) {
+    ops::Tensor x = target_->hidden().row_range(0, count);
+    if (count < static_cast<int32_t>(forest.token.size())) {
+      x = wanted_.row_range(0, count);
+      backend_->copy_rows({.count = count, .x = target_->hidden(), .from = staged_from, .y = x});
+    }
+    const ops::Tensor logits = logits_.row_range(0, count);
+    target_->head(x, logits);
+    backend_->finish_logits({.logits = logits, .real_vocab = options_.real_vocab, .bad_row = &bad});
+    DDTREE_ASSIGN(output->logits, backend_->host_floats(logits));
+  }
+  DDTREE_RETURN_IF_ERROR(backend_->finish());
+
+  // What commit() needs stays here: the caller's page tables may move.
+  pass_ = forest;
+  pass_pages_.clear();
+  for (const Segment& s : forest.segments) pass_pages_.insert(pass_pages_.end(), s.pages.begin(), s.pages.end());
+  size_t at = 0;
+  for (Segment& s : pass_.segments) {
+    s.pages = std::span<const int32_t>(pass_pages_).subspan(at, s.pages.size());
+    at += s.pages.size();
+  }
+  committed_ = false;
+  if (bad >= 0) {
+    const int32_t row = from[bad];
+    size_t segment = 0;
+    while (row >= pass_.segments[segment].first_row + pass_.segments[segment].row_count) ++segment;
+    return fault(fmt::format("logits of row {} (segment {}, slot {}, position {}, token {}) are not finite", row, segment,
+                             pass_.segments[segment].slot, pass_.position[row], pass_.token[row]));
+  }
+  return {};
+}
+
+Status PairExecutor::check_accepted(std::span<const Accepted> accepted) const {
+  std::vector<uint8_t> seen(pass_.segments.size(), 0);
+  for (size_t i = 0; i < accepted.size(); ++i) {
+    const Accepted& a = accepted[i];
+    if (a.segment < 0 || a.segment >= static_cast<int32_t>(pass_.segments.size())) {
+      return invalid(fmt::format("accepted {}: segment {} of {}", i, a.segment, pass_.segments.size()));
+    }
+    if (seen[a.segment]++) return invalid(fmt::format("accepted {}: segment {} is named twice", i, a.segment));
+    const Segment& s = pass_.segments[a.segment];
+    if (a.rows.empty()) return invalid(fmt::format("accepted {}: no rows", i));
+    if (s.certain && static_cast<int32_t>(a.rows.size()) != s.row_count) {
+      return invalid(fmt::format("accepted {}: {} rows of certain segment {}, all {} are", i, a.rows.size(), a.segment, s.row_count));
+    }
+    if ((a.feed_drafter || a.feed_mtp) && a.next.size() != a.rows.size()) {
+      return invalid(fmt::format("accepted {}: next has {} tokens for {} rows", i, a.next.size(), a.rows.size()));
+    }
+    if (a.feed_drafter && !drafter_) return invalid(fmt::format("accepted {}: feed_drafter, but no drafter is loaded", i));
+    if (a.feed_mtp && !mtp_) return invalid(fmt::format("accepted {}: feed_mtp, but the checkpoint has no MTP head", i));
+    for (size_t j = 0; j < a.rows.size(); ++j) {
+      const int32_t row = a.rows[j];
+      if (row < s.first_row || row >= s.first_row + s.row_count) {
+        return invalid(fmt::format("accepted {}: row {} is not of segment {}", i, row, a.segment));
+      }
+      const int32_t parent = j == 0 ? -1 : a.rows[j - 1];
+      if (pass_.parent[row] != parent) {
+        return invalid(fmt::format("accepted {}: row {} follows {}, but its parent is {}", i, row, parent, pass_.parent[row]));
+      }
+      if (a.feed_mtp && (a.next[j] < 0 || a.next[j] >= spec_.vocab_size)) {
+        return invalid(fmt::format("accepted {}: next token {} is outside the vocabulary of {}", i, a.next[j], spec_.vocab_size));
+      }
+    }
+  }
+  return {};
+}
+
+Status PairExecutor::commit(const Forest& forest, std::span<const Accepted> accepted) {
+  if (committed_) return fault("commit() without a forward() before it");
+  if (forest.token.size() != pass_.token.size() || forest.segments.size() != pass_.segments.size()) {
+    return invalid(fmt::format("commit(): a forest of {} rows and {} segments, the last pass had {} and {}", forest.token.size(),
+                               forest.segments.size(), pass_.token.size(), pass_.segments.size()));
+  }
+  DDTREE_RETURN_IF_ERROR(check_accepted(accepted));
+  committed_ = true;
+  std::vector<int32_t> offset{0}, row, slot;
+  for (const Accepted& a : accepted) {
+    if (pass_.segments[a.segment].certain) continue;
+    row.insert(row.end(), a.rows.begin(), a.rows.end());
+    offset.push_back(static_cast<int32_t>(row.size()));
+    slot.push_back(pass_.segments[a.segment].slot);
+  }
+  backend_->stage_begin(ops::Lane::kCommit);
+  const ops::Paths paths{.count = static_cast<int32_t>(slot.size()),
+                         .rows = static_cast<int32_t>(row.size()),
+                         .offset = backend_->stage<int32_t>(ops::Lane::kCommit, offset),
+                         .row = backend_->stage<int32_t>(ops::Lane::kCommit, row),
+                         .slot = backend_->stage<int32_t>(ops::Lane::kCommit, slot)};
+  if (!paths.offset || !paths.row || !paths.slot) return fault("the accepted paths do not fit their staging lane");
+  target_->commit(staged_, paths);
+  if (drafter_) DDTREE_RETURN_IF_ERROR(feed_drafter(accepted));
+  if (mtp_) DDTREE_RETURN_IF_ERROR(feed_mtp(accepted));
+  return {};
+}
+
+Status PairExecutor::feed_drafter(std::span<const Accepted> accepted) {
+  std::vector<int32_t> from, position, place;
+  for (const Accepted& a : accepted) {
+    if (!a.feed_drafter) continue;
+    const auto& pages = pass_.segments[a.segment].pages;
+    for (const int32_t row : a.rows) {
+      from.push_back(row);
+      position.push_back(pass_.position[row]);
+      place.push_back(pages[pass_.position[row] / options_.page_size] * options_.page_size + pass_.position[row] % options_.page_size);
+    }
+  }
+  if (from.empty()) return {};
+  const int32_t* staged[3] = {backend_->stage<int32_t>(ops::Lane::kCommit, from), backend_->stage<int32_t>(ops::Lane::kCommit, position),
+                              backend_->stage<int32_t>(ops::Lane::kCommit, place)};
+  if (!staged[0] || !staged[1] || !staged[2]) return fault("the drafter's rows do not fit their staging lane");
+  const auto rows = static_cast<int32_t>(from.size());
+  // The drafter's taps are the first captures; a probe's come behind them.
+  const ops::Tensor to = drafter_->features();
+  backend_->copy_rows({.count = rows, .x = target_->features().col_range(0, to.cols), .from = staged[0], .y = to});
+  drafter_->feed(rows, staged[1], staged[2]);
+  return {};
+}
+
+Status PairExecutor::feed_mtp(std::span<const Accepted> accepted) {
+  arrays_.clear();
+  std::vector<int32_t> from, wanted, last, slot;
+  for (const Accepted& a : accepted) {
+    if (!a.feed_mtp) continue;
+    const Segment& s = pass_.segments[a.segment];
+    // Row i of the head stands where the target's row stands, and is made of the token after it.
+    arrays_.add_segment(true, s.slot, s.pages, pass_.position[a.rows.front()]);
+    for (size_t j = 0; j < a.rows.size(); ++j) {
+      const int32_t row = arrays_.rows();
+      arrays_.add_row(a.next[j], pass_.position[a.rows[j]], j == 0 ? -1 : row - 1, options_.page_size);
+      from.push_back(a.rows[j]);
+      if (all_mtp_rows_ || j + 1 == a.rows.size()) wanted.push_back(row);
+    }
+    last.push_back(static_cast<int32_t>(wanted.size()) - 1);
+    slot.push_back(s.slot);
+    mtp_position_[s.slot] = pass_.position[a.rows.back()];
+  }
+  if (from.empty()) return {};
+  ops::Forest view;
+  DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kCommit, &view));
+  const int32_t* staged[4] = {backend_->stage<int32_t>(ops::Lane::kCommit, from), backend_->stage<int32_t>(ops::Lane::kCommit, wanted),
+                              backend_->stage<int32_t>(ops::Lane::kCommit, last), backend_->stage<int32_t>(ops::Lane::kCommit, slot)};
+  if (!staged[0] || !staged[1] || !staged[2] || !staged[3]) return fault("the MTP head's rows do not fit their staging lane");
+  mtp_->forward(view, target_->hidden(), staged[0], staged[1], static_cast<int32_t>(wanted.size()));
+  backend_->copy_rows(
+      {.count = static_cast<int32_t>(slot.size()), .x = mtp_->output(), .from = staged[2], .y = mtp_->slots(), .to = staged[3]});
+  return {};
+}
+
+Status PairExecutor::check_queries(std::span<const DraftQuery> queries, bool needs_slot) const {
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const DraftQuery& q = queries[i];
+    if (q.context < 0 || q.context > limits_.max_positions) {
+      return invalid(fmt::format("draft {}: context {} of at most {} positions", i, q.context, limits_.max_positions));
+    }
+    if (q.anchor < 0 || q.anchor >= spec_.vocab_size) {
+      return invalid(fmt::format("draft {}: anchor {} is outside the vocabulary of {}", i, q.anchor, spec_.vocab_size));
+    }
+    if (needs_slot && (q.slot < 0 || q.slot >= options_.slots)) {
+      return invalid(fmt::format("draft {}: slot {} of {}", i, q.slot, options_.slots));
+    }
+    DDTREE_RETURN_IF_ERROR(check_pages(q.pages, q.context, limits_, fmt::format("draft {}", i)));
+  }
+  return {};
+}
+
+Status PairExecutor::draft(std::span<const DraftQuery> queries, int32_t top_k, DraftOutput* output) {
+  if (!drafter_) return invalid("draft(): no drafter is loaded");
+  if (top_k < 1 || top_k > options_.real_vocab) {
+    return invalid(fmt::format("draft(): top_k is {}, 1 to {} are possible", top_k, options_.real_vocab));
+  }
+  const auto block = static_cast<int32_t>(drafter_->spec().block_size);
+  DDTREE_RETURN_IF_ERROR(check_queries(queries, false));
+  output->positions = block - 1;
+  output->top_k = top_k;
+  const size_t each = static_cast<size_t>(block - 1) * static_cast<size_t>(top_k);
+  output->token.resize(queries.size() * each);
+  output->log_prob.resize(queries.size() * each);
+  for (size_t first = 0; first < queries.size(); first += static_cast<size_t>(blocks_)) {
+    const size_t count = std::min(queries.size() - first, static_cast<size_t>(blocks_));
+    DDTREE_RETURN_IF_ERROR(
+        draft_blocks(queries.subspan(first, count), top_k, output->token.data() + first * each, output->log_prob.data() + first * each));
+  }
+  return {};
+}
+
+Status PairExecutor::draft_blocks(std::span<const DraftQuery> queries, int32_t top_k, int32_t* token, float* log_prob) {
+  const DrafterSpec& spec = drafter_->spec();
+  const auto block = static_cast<int32_t>(spec.block_size);
+  arrays_.clear();
+  std::vector<int32_t> wanted;
+  for (const DraftQuery& q : queries) {
+    arrays_.add_segment(false, -1, q.pages, q.context);
+    for (int32_t i = 0; i < block; ++i) {
+      const int32_t row = arrays_.rows();
+      arrays_.add_row(i == 0 ? q.anchor : spec.mask_id, q.context + i, i == 0 ? -1 : row - 1, options_.page_size);
+      if (i > 0) wanted.push_back(row);  // row k predicts the token at its own position; the anchor's row predicts nothing
+    }
+  }
+  backend_->stage_begin(ops::Lane::kDraft);
+  ops::Forest view;
+  DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kDraft, &view));
+  const int32_t* from = backend_->stage<int32_t>(ops::Lane::kDraft, wanted);
+  if (!from) return fault("the drafted rows do not fit their staging lane");
+  const auto rows = static_cast<int32_t>(wanted.size());
+  drafter_->forward(view);
+  const ops::Tensor x = draft_wanted_.row_range(0, rows), logits = draft_logits_.row_range(0, rows);
+  backend_->copy_rows({.count = rows, .x = drafter_->hidden(), .from = from, .y = x});
+  target_->head(x, logits);
+  int32_t bad = -1;
+  backend_->top_k_log_probs(
+      {.logits = logits, .real_vocab = options_.real_vocab, .top_k = top_k, .token = token, .log_prob = log_prob, .bad_row = &bad});
+  DDTREE_RETURN_IF_ERROR(backend_->finish());
+  if (bad >= 0) {
+    const DraftQuery& q = queries[bad / (block - 1)];
+    return fault(fmt::format("drafter logits of position {} (slot {}, context {}) are not finite", q.context + 1 + bad % (block - 1),
+                             q.slot, q.context));
+  }
+  return {};
+}
+
+Status PairExecutor::draft_nextn(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output) {
+  if (!mtp_) return invalid("draft_nextn(): the checkpoint has no MTP head");
+  if (steps < 1 || steps > 64 || steps > options_.max_rows) {
+    return invalid(fmt::format("draft_nextn(): {} steps, 1 to {} are possible", steps, std::min(64, options_.max_rows)));
+  }
+  DDTREE_RETURN_IF_ERROR(check_queries(queries, true));
+  for (size_t i = 0; i < queries.size(); ++i) {
+    const DraftQuery& q = queries[i];
+    if (q.context == 0 || mtp_position_[q.slot] != q.context - 1) {
+      return invalid(
+          fmt::format("draft_nextn {}: slot {} holds the MTP row of position {}, context {} needs that of {} (feed_mtp in every commit)", i,
+                      q.slot, mtp_position_[q.slot], q.context, q.context - 1));
+    }
+  }
+  output->positions = steps;
+  output->top_k = 1;
+  output->token.resize(queries.size() * static_cast<size_t>(steps));
+  output->log_prob.resize(queries.size() * static_cast<size_t>(steps));
+  const size_t together = std::min<size_t>(options_.slots, options_.max_rows / steps);
+  for (size_t first = 0; first < queries.size(); first += together) {
+    DDTREE_RETURN_IF_ERROR(draft_steps(queries.subspan(first, std::min(queries.size() - first, together)), steps, output, first));
+  }
+  return {};
+}
+
+// Step s runs rows 0 … s-1 of every chain again as tentative rows: their K and V live in the pass's scratch only, so pages keep nothing but
+// committed rows. Chains are short, and the head is one layer.
+Status PairExecutor::draft_steps(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output, size_t first) {
+  const auto count = static_cast<int32_t>(queries.size());
+  std::vector<int32_t> slot(count), token(count);
+  std::vector<float> log_prob(count);
+  const ops::Tensor x = draft_wanted_.row_range(0, count), logits = draft_logits_.row_range(0, count);
+  // Hidden state that chain b's row s reads: row b · steps + s. Row 0 reads the slot's.
+  const ops::Tensor states = mtp_->chain_states();
+  for (int32_t b = 0; b < count; ++b) slot[b] = queries[b].slot;
+  for (int32_t step = 0; step < steps; ++step) {
+    backend_->stage_begin(ops::Lane::kDraft);
+    std::vector<int32_t> to(count);
+    for (int32_t b = 0; b < count; ++b) to[b] = b * steps + step;
+    if (step == 0) {
+      const int32_t* from = backend_->stage<int32_t>(ops::Lane::kDraft, slot);
+      const int32_t* into = backend_->stage<int32_t>(ops::Lane::kDraft, to);
+      if (!from || !into) return fault("the drafted rows do not fit their staging lane");
+      backend_->copy_rows({.count = count, .x = mtp_->slots(), .from = from, .y = x});
+      backend_->copy_rows({.count = count, .x = x, .y = states, .to = into});
+    } else {
+      arrays_.clear();
+      std::vector<int32_t> from, wanted;
+      for (int32_t b = 0; b < count; ++b) {
+        const DraftQuery& q = queries[b];
+        arrays_.add_segment(false, q.slot, q.pages, q.context);
+        for (int32_t s = 0; s < step; ++s) {
+          const int32_t row = arrays_.rows();
+          arrays_.add_row(output->token[(first + b) * steps + s], q.context + s, s == 0 ? -1 : row - 1, options_.page_size);
+          from.push_back(b * steps + s);
+        }
+        wanted.push_back(arrays_.rows() - 1);
+      }
+      ops::Forest view;
+      DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kDraft, &view));
+      const int32_t* staged[3] = {backend_->stage<int32_t>(ops::Lane::kDraft, from), backend_->stage<int32_t>(ops::Lane::kDraft, wanted),
+                                  backend_->stage<int32_t>(ops::Lane::kDraft, to)};
+      if (!staged[0] || !staged[1] || !staged[2]) return fault("the drafted rows do not fit their staging lane");
+      mtp_->forward(view, states, staged[0], staged[1], count);
+      backend_->copy_rows({.count = count, .x = mtp_->output(), .y = x});
+      backend_->copy_rows({.count = count, .x = x, .y = states, .to = staged[2]});
+    }
+    target_->head(x, logits);
+    int32_t bad = -1;
+    backend_->top_k_log_probs({.logits = logits,
+                               .real_vocab = options_.real_vocab,
+                               .top_k = 1,
+                               .token = token.data(),
+                               .log_prob = log_prob.data(),
+                               .bad_row = &bad});
+    DDTREE_RETURN_IF_ERROR(backend_->finish());
+    if (bad >= 0) {
+      return fault(
+          fmt::format("MTP logits of draft {} (slot {}, context {}) are not finite", step, queries[bad].slot, queries[bad].context));
+    }
+    for (int32_t b = 0; b < count; ++b) {
+      output->token[(first + b) * steps + step] = token[b];
+      output->log_prob[(first + b) * steps + step] = log_prob[b];
+    }
+  }
+  return {};
+}
+
+Status PairExecutor::feed_features(std::span<const int32_t> pages, int32_t first, std::span<const float> features) {
+  if (!drafter_) return invalid("feed_features(): no drafter is loaded");
+  const ops::Tensor to = drafter_->features();
+  const auto all = static_cast<int32_t>(static_cast<int64_t>(features.size()) / to.cols);
+  DDTREE_RETURN_IF_ERROR(check_pages(pages, first + all, limits_, "feed_features"));
+  for (int32_t done = 0; done < all; done += options_.max_rows) {
+    const int32_t rows = std::min(all - done, options_.max_rows);
+    std::vector<int32_t> position(rows), place(rows);
+    for (int32_t i = 0; i < rows; ++i) {
+      position[i] = first + done + i;
+      place[i] = pages[position[i] / options_.page_size] * options_.page_size + position[i] % options_.page_size;
+    }
+    backend_->stage_begin(ops::Lane::kCommit);
+    const int32_t* staged[2] = {backend_->stage<int32_t>(ops::Lane::kCommit, position),
+                                backend_->stage<int32_t>(ops::Lane::kCommit, place)};
+    if (!staged[0] || !staged[1]) return fault("the drafter's rows do not fit their staging lane");
+    backend_->upload(features.subspan(static_cast<size_t>(done) * to.cols, static_cast<size_t>(rows) * to.cols), to.row_range(0, rows));
+    drafter_->feed(rows, staged[0], staged[1]);
+  }
+  return backend_->finish();
+}
+
+}  // namespace ddtree::nn

@@ -1,0 +1,87 @@
+// The Executor over any op backend: checks and stages forests, runs target, MTP head and drafter, keeps what a commit needs.
+// Internal to nn/ (and its tests, which look inside through features(), hidden() and the like).
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "model/pair.h"
+#include "nn/drafter.h"
+#include "nn/executor.h"
+#include "nn/forest_builder.h"
+#include "nn/mtp.h"
+#include "nn/target.h"
+#include "ops/backend.h"
+
+namespace ddtree::nn {
+
+// What tests may ask for beyond an executor's work.
+struct Probe {
+  std::vector<int32_t> captures;  // further layers whose output is kept in features(), behind the drafter's taps; -1: the embedding
+  bool all_mtp_rows = false;      // commit() finishes the MTP layer for every row it feeds, not only the last
+};
+
+class PairExecutor final : public Executor {
+ public:
+  static Result<std::unique_ptr<PairExecutor>> create(std::unique_ptr<ops::Backend> backend, const LoadedPair& pair,
+                                                      ExecutorOptions options, const Probe& probe = {});
+
+  const ModelSpec& target() const override { return spec_; }
+  const DrafterSpec* drafter() const override { return drafter_ ? &drafter_->spec() : nullptr; }
+  bool has_mtp() const override { return mtp_ != nullptr; }
+  const ExecutorOptions& options() const override { return options_; }
+  int32_t real_vocab() const override { return options_.real_vocab; }
+
+  void reset_slot(int32_t slot) override;
+  Status forward(const Forest& forest, PassOutput* output) override;
+  Status commit(const Forest& forest, std::span<const Accepted> accepted) override;
+  Status draft(std::span<const DraftQuery> queries, int32_t top_k, DraftOutput* output) override;
+  Status draft_nextn(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output) override;
+
+  // --- for tests -------------------------------------------------------------------------------------------------------------------------
+  ops::Tensor features() const { return target_->features(); }       // [rows of the last pass, (taps + captures) · H]
+  ops::Tensor hidden() const { return target_->hidden(); }           // [rows of the last pass, H]
+  ops::Tensor drafter_hidden() const { return drafter_->hidden(); }  // [queries · block, H] of the last draft()
+  ops::Tensor mtp_output() const { return mtp_->output(); }          // of the last commit() that fed the MTP head
+  // Appends given features (float32, [rows, taps · H], row-major) as drafter context at positions first, first + 1, …
+  Status feed_features(std::span<const int32_t> pages, int32_t first, std::span<const float> features);
+  ops::Backend& backend() { return *backend_; }
+
+ private:
+  PairExecutor() = default;
+  Status load(const LoadedPair& pair, const Probe& probe);
+  Status check_options(const LoadedPair& pair);
+  Status check_accepted(std::span<const Accepted> accepted) const;
+  Status feed_drafter(std::span<const Accepted> accepted);
+  Status feed_mtp(std::span<const Accepted> accepted);
+  Status check_queries(std::span<const DraftQuery> queries, bool needs_slot) const;
+  Status draft_blocks(std::span<const DraftQuery> queries, int32_t top_k, int32_t* token, float* log_prob);
+  Status draft_steps(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output, size_t first);
+
+  std::unique_ptr<ops::Backend> backend_;
+  ModelSpec spec_;
+  ExecutorOptions options_;
+  ForestLimits limits_;
+  std::unique_ptr<Target> target_;
+  std::unique_ptr<Drafter> drafter_;
+  std::unique_ptr<Mtp> mtp_;
+  bool all_mtp_rows_ = false;
+  int32_t blocks_ = 0;  // of one draft pass
+
+  ops::Tensor wanted_;        // [max_logit_rows, H] hidden rows that want logits
+  ops::Tensor logits_;        // [max_logit_rows, V]
+  ops::Tensor draft_wanted_;  // [draft rows, H]
+  ops::Tensor draft_logits_;  // [draft rows, V]
+
+  // The last pass, until its commit.
+  Forest pass_;
+  std::vector<int32_t> pass_pages_;  // what pass_'s segments point into
+  ops::Forest staged_;
+  bool committed_ = true;
+  std::vector<int32_t> mtp_position_;  // [slots] position of the row whose MTP output the slot holds; -1: none
+  ForestArrays arrays_;
+};
+
+}  // namespace ddtree::nn
