@@ -52,8 +52,10 @@ Status Checkpoint::read_index() {
   std::set<std::string> shards;
   for (const auto& [tensor, shard] : map->items()) {
     if (!shard.is_string())
-      return Status(Code::kBadModel, fmt::format("{}: weight_map.{} is {}, expected a file name", path, tensor, json_text(shard)));
+      return Status(Code::kBadModel, fmt::format("{}: weight_map.{:.512} is {}, expected a file name", path, tensor, json_text(shard)));
     if (is_vision(tensor)) continue;
+    if (tensor.size() > 512)
+      return Status(Code::kBadModel, fmt::format("{}: a tensor name of {} bytes, at most 512 are possible", path, tensor.size()));
     const std::string& name = shard.get_ref<const std::string&>();
     if (!source_->has(name)) {
       // The message of open() lists what is there; the index says who wants it.

@@ -40,7 +40,9 @@ class Builder : public nlohmann::json_sax<json> {
     std::string what = e.what();
     if (const size_t at = what.find("] "); at != std::string::npos) what.erase(0, at + 2);
     for (char& c : what)
-      if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+      if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f) c = ' ';
+    // It quotes the text that was read last, however long: keep both ends.
+    if (what.size() > 200) what = what.substr(0, 100) + " … " + what.substr(what.size() - 97);
     return stop(fmt::format("byte {}: {}", position, what));
   }
 

@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr uint64_t kMaxHeader = 100'000'000;  // as the reference implementation: a longer one is an attack or a wrong file
-constexpr size_t kMaxRank = 8;
+constexpr size_t kMaxRank = 8, kMaxName = 512;
 
 const DType kDTypes[] = {DType::kBf16, DType::kF16, DType::kF32, DType::kF64, DType::kF8E4M3, DType::kF8E5M2, DType::kBool, DType::kU8,
                          DType::kI8,   DType::kU16, DType::kI16, DType::kU32, DType::kI32,    DType::kU64,    DType::kI64};
@@ -94,6 +94,7 @@ Result<std::vector<NamedTensor>> parse_safetensors(std::string_view bytes, std::
   out.reserve(parsed->size());
   for (const auto& [name, entry] : parsed->items()) {
     if (name == "__metadata__") continue;
+    if (name.size() > kMaxName) return broken(fmt::format("a tensor name of {} bytes, at most {} are possible", name.size(), kMaxName));
     NamedTensor tensor{name, {}};
     DDTREE_RETURN_IF_ERROR(read_entry(entry, file, name, data, &tensor.view));
     out.push_back(std::move(tensor));

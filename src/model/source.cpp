@@ -31,7 +31,7 @@ std::string list_text(const std::vector<std::string>& names) {
 }
 
 Status no_file(const ModelSource& source, std::string_view name) {
-  return Status(Code::kBadModel, fmt::format("{} has no {}; found: {}", source.location(), name, list_text(source.names())));
+  return Status(Code::kBadModel, fmt::format("{} has no {:.200}; found: {}", source.location(), name, list_text(source.names())));
 }
 
 // Entries of a folder, sorted; empty where it cannot be read.

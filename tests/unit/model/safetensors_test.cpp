@@ -76,6 +76,8 @@ TEST_CASE("broken headers") {
   CHECK(error_of_header(
             R"({"w":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]},"w":{"dtype":"BF16","shape":[8],"data_offsets":[0,16]}})") ==
         "m.safetensors (header): not valid JSON: the key \"\"w\"\" comes twice");
+  CHECK_THAT(error_of_header("{\"" + std::string(5000, 'n') + "\":5}"),
+             ContainsSubstring("a tensor name of 5000 bytes, at most 512 are possible"));
   CHECK(entry("5") == "m.safetensors: tensor w: its header entry is 5, expected an object");
   CHECK_THAT(entry(R"({"shape":[8],"data_offsets":[0,16]})"), ContainsSubstring("tensor w: no dtype"));
   CHECK(entry(R"({"dtype":"BF17","shape":[8],"data_offsets":[0,16]})") ==
