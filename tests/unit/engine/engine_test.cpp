@@ -624,6 +624,7 @@ TEST_CASE("measuring costs leaves nothing behind and the snapshot counts what wa
   FakeExecutor executor(room());
   EngineOptions options = quick(SpeculationMode::kDdtree);
   options.measure_costs = true;
+  executor.lenient_context = true;
   auto engine = start(executor, options);
   check_idle(*engine);
   const auto got = run_request(*engine, greedy({1, 2, 3}, 40));
