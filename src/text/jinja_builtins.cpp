@@ -193,7 +193,7 @@ Value own_attribute(const Value& object, const std::string& name) {
       return Value();
     case Kind::kMacro: {
       const auto& macro = object.data<MacroData>();
-      if (name == "name") return Value::string(macro.name);
+      if (name == "name") return macro.name.empty() ? Value::none() : Value::string(macro.name);
       if (name == "catch_kwargs") return Value::boolean(macro.definition->uses_kwargs);
       if (name == "catch_varargs") return Value::boolean(macro.definition->uses_varargs);
       if (name == "caller") return Value::boolean(macro.definition->uses_caller);

@@ -170,7 +170,8 @@ Value reverse(Interpreter& in, const Value& value, Args& args) {
 }
 
 // Sorts by keys, which may be several; stable in both directions, as sorted() is.
-List sorted_by(List items, const std::vector<Getter>& getters, bool descending, Interpreter& in) {
+// `as_lists`: keys are compared as lists are, where equal items (undefined ones, too) need no order.
+List sorted_by(List items, const std::vector<Getter>& getters, bool as_lists, bool descending, Interpreter& in) {
   std::vector<std::pair<List, Value>> keyed;
   for (Value& v : items) {
     List keys;
@@ -180,7 +181,7 @@ List sorted_by(List items, const std::vector<Getter>& getters, bool descending, 
   const auto less = [&](const List& a, const List& b) {
     in.step();
     for (size_t i = 0; i < a.size(); ++i) {
-      if (a.size() > 1 && equal(a[i], b[i])) continue;
+      if (as_lists && equal(a[i], b[i])) continue;
       return compare(a[i], b[i]) == -1;
     }
     return false;
@@ -203,7 +204,7 @@ Value sort(Interpreter& in, const Value& value, Args& args) {
   } else {
     getters.emplace_back(in, path, fold);
   }
-  return Value::list(sorted_by(in.iterate_counted(value), getters, b.flag(0, false), in));
+  return Value::list(sorted_by(in.iterate_counted(value), getters, true, b.flag(0, false), in));
 }
 
 Value dictsort(Interpreter& in, const Value& value, Args& args) {
@@ -215,7 +216,7 @@ Value dictsort(Interpreter& in, const Value& value, Args& args) {
   List pairs;
   for (const auto& [key, v] : value.dict().entries()) pairs.push_back(Value::tuple({key, v}));
   return Value::list(
-      sorted_by(std::move(pairs), {Getter(in, Value::integer(by == "key" ? 0 : 1), !b.flag(0, false))}, b.flag(2, false), in));
+      sorted_by(std::move(pairs), {Getter(in, Value::integer(by == "key" ? 0 : 1), !b.flag(0, false))}, false, b.flag(2, false), in));
 }
 
 Value unique(Interpreter& in, const Value& value, Args& args) {
@@ -275,7 +276,7 @@ Value groupby(Interpreter& in, const Value& value, Args& args) {
     out.push_back(std::move(pair));
     group = {};
   };
-  for (const Value& v : sorted_by(in.iterate_counted(value), {key}, false, in)) {
+  for (const Value& v : sorted_by(in.iterate_counted(value), {key}, false, false, in)) {
     const Value k = key(v);
     if (!group.empty() && !equal(k, now)) close();
     now = k;

@@ -178,8 +178,9 @@ Value format_percent(Interpreter& in, const Value& format, const Value& args) {
     else out += fill + sign + body;
     in.check_size(out.size());
   }
-  if (!mapping_used && used < values.size() && !(args.is(Kind::kDict)))
-    throw TypeError("not all arguments converted during string formatting");
+  // Whatever can be subscribed could be a mapping, which nobody has to use.
+  const bool subscribed = args.is(Kind::kDict) || args.is(Kind::kList) || args.is(Kind::kRange) || args.is_undefined();
+  if (!mapping_used && used < values.size() && !subscribed) throw TypeError("not all arguments converted during string formatting");
   return Value::string(std::move(out), markup);
 }
 

@@ -98,6 +98,12 @@ void Interpreter::emit(std::string_view text) {
   out_->append(text);
 }
 
+void Interpreter::emit_text(const Value& value) {
+  if (!value.is_string())
+    throw TypeError(std::string("a filter or call block has to make a text, not a value of type '") + type_name(value) + "'");
+  emit(value.text());
+}
+
 template <class Run>
 std::string Interpreter::capture(const Run& run) {
   std::string buffer;
@@ -247,7 +253,7 @@ Interpreter::Flow Interpreter::execute(const Stmt& stmt) {
     case S::kCallBlock: call_block(stmt); break;
     case S::kFilterBlock: {
       const Value text = Value::string(capture([&] { scoped(stmt.body, stmt.missing); }));
-      emit(str(filtered(*stmt.value, &text)));
+      emit_text(filtered(*stmt.value, &text));
       break;
     }
     case S::kWith: {
@@ -331,14 +337,14 @@ Value Interpreter::loop_recurse(LoopData& loop, const Value& iterable) {
 
 void Interpreter::call_block(const Stmt& stmt) {
   captured_scopes_.push_back(scope_);
-  const Value caller = Value::object(Kind::kMacro, std::make_shared<MacroData>(MacroData{&stmt, "caller", scope_}));
+  const Value caller = Value::object(Kind::kMacro, std::make_shared<MacroData>(MacroData{&stmt, "", scope_}));
   const Expr& e = *stmt.value;
   const Value function = evaluate(*e.args[0]);
   Args args = arguments(e.call);
   for (const auto& [key, value] : args.named)
     if (key == "caller") throw TypeError("got multiple values for keyword argument 'caller'");
   args.named.emplace_back("caller", caller);
-  emit(str(call(function, args)));
+  emit_text(call(function, args));
 }
 
 Value Interpreter::call_macro(const MacroData& macro, Args& args) {

@@ -28,7 +28,7 @@ struct Scope {
 
 struct MacroData {
   const Stmt* definition;
-  std::string name;
+  std::string name;              // "" for a call block's body
   std::shared_ptr<Scope> scope;  // where it was defined; emptied when the rendering ends, which breaks the cycle
 };
 
@@ -90,6 +90,7 @@ class Interpreter {
 
   [[noreturn]] void too_many_steps() const;
   void emit(std::string_view text);
+  void emit_text(const Value& value);  // of filter and call blocks: TypeError unless it is a string
   template <class Run>
   std::string capture(const Run& run);
 

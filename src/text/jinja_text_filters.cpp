@@ -126,9 +126,8 @@ Value truncate(Interpreter&, const Value& value, Args& args) {
   const Int end_length = static_cast<Int>(count_points(end));
   if (length < end_length) throw Error("expected length >= " + int_text(end_length) + ", got " + int_text(length));
   if (leeway < 0) throw Error("expected leeway >= 0, got " + int_text(leeway));
-  if (value.is_undefined()) return value;
+  if (jinja::length(value) <= length + leeway) return value;  // a list, too
   const CodePoints points = decode(need_text(value, "truncate"));
-  if (static_cast<Int>(points.size()) <= length + leeway) return value;
   std::string head = encode(std::u32string_view(points).substr(0, static_cast<size_t>(length - end_length)));
   if (!b.flag(1, false)) {
     const size_t space = head.rfind(' ');

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "text/jinja_render.h"
 #include "text/jinja_strings.h"
 
 namespace ddtree::jinja {
@@ -414,6 +415,16 @@ void append_repr(std::string& out, const Value& value, int depth) {
       all(value.data<ViewData>().items);
       out += "])";
       break;
+    case Kind::kLoop: {
+      auto& loop = value.data<LoopData>();
+      out += "<LoopContext " + int_text(loop.index0 + 1) + "/" + int_text(loop.length()) + ">";
+      break;
+    }
+    case Kind::kMacro: {
+      const std::string& name = value.data<MacroData>().name;
+      out += "<Macro " + (name.empty() ? "anonymous" : repr_string(name)) + ">";
+      break;
+    }
     default: out += std::string("<") + type_name(value) + " object>"; break;
   }
 }

@@ -30,7 +30,7 @@ function run(command, args, cases) {
 }
 
 // Objects without a text of their own print an address in Python; every such text counts as one.
-const plain = (text) => text.replace(/<[^<>]* at 0x[0-9a-f]+>|<(?:generator|function|Macro|LoopContext|Cycler|Joiner) object>|&lt;[^<>]*? at 0x[0-9a-f]+&gt;/g, '<object>');
+const plain = (text) => text.replace(/<[^<>]* at 0x[0-9a-f]+>|<(?:generator|function|Cycler|Joiner) object>|&lt;[^<>]*? at 0x[0-9a-f]+&gt;/g, '<object>');
 
 // Texts equal; or both refuse, with the same message where the template raised it itself.
 function difference(ours, theirs) {

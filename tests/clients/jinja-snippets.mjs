@@ -224,7 +224,11 @@ function expression(r, depth) {
     case 0: case 1: return `${sub()} ${r.pick(binaries)} ${sub()}`;
     case 2: return `(${sub()})`;
     case 3: case 4: return `${sub()}|${r.pick(filterCalls)}`;
-    case 5: return `(${sub()})${r.pick(methods)}`;
+    case 5: {
+      const method = r.pick(methods);
+      // Jinja2 folds constants, and a slice of a constant that has none is undefined then, an error otherwise.
+      return method.includes(':') ? r.pick(names) + method : `(${sub()})${method}`;
+    }
     case 6: return `${r.pick(names)}${r.pick(methods)}`;
     case 7: return `${sub()} is ${r.chance(0.3) ? 'not ' : ''}${r.pick(testCalls)}`;
     case 8: return `${sub()} if ${sub()}${r.chance(0.8) ? ` else ${sub()}` : ''}`;
