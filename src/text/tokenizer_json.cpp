@@ -31,8 +31,11 @@ constexpr std::string_view kGpt2Pattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?
 
 Status bad(std::string_view where, std::string_view what) { return Status(Code::kBadModel, fmt::format("{}: {}", where, what)); }
 
-// A value as it may stand in a message.
+// A value as it may stand in a message. Nested ones are only counted: dump() recurses, and a broken file may be nested without end.
 std::string shown(const Json& value) {
+  const bool flat = std::none_of(value.begin(), value.end(), [](const Json& v) { return v.is_structured(); });
+  if (value.is_structured() && (!flat || value.size() > 4))
+    return fmt::format("{} of {}", value.is_array() ? "a list" : "an object", value.size());
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (text.size() > 80) {
     text.resize(77);
@@ -321,7 +324,7 @@ Status Loader::read_merges(const Json& merges) {
     std::string_view left, right;
     if (merge.is_string()) {
       const std::string_view line = merge.get_ref<const std::string&>();
-      // Old conversions carried merges.txt's first line along. It takes a rank there too, so nothing shifts.
+      // merges.txt's first line, carried along by old conversions. Only the order of the ranks matters, so nothing shifts.
       if (line.starts_with("#version")) continue;
       const size_t space = line.find(' ');
       if (space == std::string_view::npos || line.find(' ', space + 1) != std::string_view::npos)

@@ -223,6 +223,19 @@ TEST_CASE("what is not supported or broken is refused by name") {
   CHECK(Tokenizer::load("/nonexistent/tokenizer.json").status().code() == Code::kBadModel);
 }
 
+TEST_CASE("nesting without end is refused") {
+  const std::string deep = std::string(1 << 20, '[') + std::string(1 << 20, ']');
+  for (const char* field : {"model", "normalizer", "added_tokens"}) {
+    Json json = small();
+    json[field] = "HERE";
+    std::string text = json.dump();
+    text.replace(text.find("\"HERE\""), 6, deep);
+    const auto t = Tokenizer::from_json(text, deep, "tokenizer.json");
+    REQUIRE_FALSE(t.ok());
+    CHECK(t.status().code() == Code::kBadModel);
+  }
+}
+
 TEST_CASE("mutated files are refused or work, and never crash") {
   const std::string good = small().dump();
   const unsigned seed = std::random_device{}();
