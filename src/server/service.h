@@ -16,7 +16,7 @@ namespace ddtree {
 
 class ChatTemplate;
 class PhaseMachine;  // health/phases.h
-class Store;   // store/store.h
+class Store;         // store/store.h
 class Tokenizer;
 
 struct ServiceOptions {

@@ -115,7 +115,8 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   phases.progress(Phase::kWeights, 0.4, "packing weights");
   ExecutorOptions executor;
   executor.page_size = options.page_size;
-  const int32_t pages_each = (engine.context_length + options.page_size - 1) / options.page_size;
+  // NEXTN drafts may write a few positions past the end.
+  const int32_t pages_each = (engine.context_length + engine.nextn_steps + options.page_size - 1) / options.page_size;
   executor.pages = options.pages > 0 ? options.pages : pages_each * engine.max_running;
   if (executor.pages < pages_each)
     return {Code::kUsage, fmt::format("--kv-pages {} hold {} tokens, less than --context-length {}; give at least {}", executor.pages,
@@ -124,7 +125,9 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   executor.threads = options.threads;
   executor.real_vocab = parts->tokenizer->id_count();
   // A fixed budget on every sequence at once, beside a prefill chunk; `auto` shares what there is.
-  executor.max_rows = std::max(512, engine.prefill_chunk + (engine.budget > 0 ? engine.max_running * (engine.budget + 1) : 0));
+  const int32_t tentative = engine.budget > 0 ? engine.max_running * (engine.budget + 1) : 0;
+  executor.max_logit_rows = std::max(512, tentative);
+  executor.max_rows = std::max(512, engine.prefill_chunk + tentative);
   auto made = make_cpu_executor(*pair, executor);
   if (!made) return made.status();
   parts->executor = std::move(*made);

@@ -1,0 +1,514 @@
+#include "server/serve_flags.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+
+#include "server/serve_flags_compat.h"
+
+namespace ddtree {
+
+namespace {
+
+// What a flag's handler sees: the value (empty for a switch) and how to complain.
+struct Given {
+  const std::string& flag;
+  const std::string& value;
+  Status wrong(const std::string& right) const { return {Code::kUsage, fmt::format("{} {}: {}", flag, value, right)}; }
+};
+
+struct Flag {
+  std::vector<const char*> names;  // the first is shown
+  const char* group;
+  const char* value;  // placeholder; "": a switch
+  const char* help;
+  std::function<Status(const Given&, ServeConfig&, struct Pending&)> take;
+};
+
+// Flags whose meaning depends on others.
+struct Pending {
+  std::string algorithm;
+  int num_steps = 0, draft_tokens = 0, block_size = 0, eagle_topk = 0;
+  bool budget_given = false, help = false;
+};
+
+Status integer(const Given& g, int64_t low, int64_t high, int64_t* out) {
+  int64_t n = 0;
+  const char* end = g.value.data() + g.value.size();
+  const auto [p, ec] = std::from_chars(g.value.data(), end, n);
+  if (ec != std::errc() || p != end || n < low || n > high)
+    return g.wrong(high == INT32_MAX ? fmt::format("must be a whole number of at least {}", low)
+                                     : fmt::format("must be a whole number from {} to {}", low, high));
+  *out = n;
+  return {};
+}
+
+template <class T>
+auto whole(int64_t low, int64_t high, T ServeConfig::*part, auto T::*member) {
+  return [=](const Given& g, ServeConfig& c, Pending&) -> Status {
+    int64_t n = 0;
+    DDTREE_RETURN_IF_ERROR(integer(g, low, high, &n));
+    (c.*part).*member = static_cast<std::remove_reference_t<decltype((c.*part).*member)>>(n);
+    return {};
+  };
+}
+
+auto engine_whole(int64_t low, int64_t high, int32_t EngineOptions::*member) {
+  return [=](const Given& g, ServeConfig& c, Pending&) -> Status {
+    int64_t n = 0;
+    DDTREE_RETURN_IF_ERROR(integer(g, low, high, &n));
+    c.service.engine.*member = static_cast<int32_t>(n);
+    return {};
+  };
+}
+
+auto pending_whole(int64_t low, int64_t high, int Pending::*member) {
+  return [=](const Given& g, ServeConfig&, Pending& p) -> Status {
+    int64_t n = 0;
+    DDTREE_RETURN_IF_ERROR(integer(g, low, high, &n));
+    p.*member = static_cast<int>(n);
+    return {};
+  };
+}
+
+template <class T>
+auto text(T ServeConfig::*part, std::string T::*member) {
+  return [=](const Given& g, ServeConfig& c, Pending&) -> Status {
+    if (g.value.empty()) return g.wrong("must not be empty");
+    (c.*part).*member = g.value;
+    return {};
+  };
+}
+
+template <class T>
+auto on(T ServeConfig::*part, bool T::*member) {
+  return [=](const Given&, ServeConfig& c, Pending&) -> Status {
+    (c.*part).*member = true;
+    return {};
+  };
+}
+
+Status take_bytes(const Given& g, ServeConfig& c, Pending&) {
+  std::string digits = g.value;
+  int shift = 0;
+  for (const auto& [suffix, s] : {std::pair<const char*, int>{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"K", 10}, {"M", 20}, {"G", 30}})
+    if (digits.size() > std::char_traits<char>::length(suffix) && digits.ends_with(suffix)) {
+      digits.resize(digits.size() - std::char_traits<char>::length(suffix));
+      shift = s;
+      break;
+    }
+  int64_t n = 0;
+  if (!integer({g.flag, digits}, 1, INT64_MAX >> 31, &n).ok()) return g.wrong("must be a number of bytes, as in 33554432 or 32MiB");
+  c.http.max_body = static_cast<size_t>(n) << shift;
+  return {};
+}
+
+Status take_seconds(const Given& g, ServeConfig& c, Pending&) {
+  char* end = nullptr;
+  const double v = std::strtod(g.value.c_str(), &end);
+  if (g.value.empty() || *end || !std::isfinite(v) || v < 0 || v > 86400) return g.wrong("must be a number of seconds from 0 to 86400");
+  c.service.drain_seconds = v;
+  return {};
+}
+
+Status take_log_level(const Given& g, ServeConfig& c, Pending&) {
+  if (g.value == "debug") c.log_level = log::Level::kDebug;
+  else if (g.value == "info") c.log_level = log::Level::kInfo;
+  else if (g.value == "warning" || g.value == "warn") c.log_level = log::Level::kWarn;
+  else if (g.value == "error" || g.value == "critical") c.log_level = log::Level::kError;
+  else return g.wrong("must be debug, info, warning or error");
+  return {};
+}
+
+Status take_algorithm(const Given& g, ServeConfig&, Pending& p) {
+  std::string upper = g.value;
+  for (char& ch : upper) ch = static_cast<char>(std::toupper(static_cast<unsigned char>(ch)));
+  if (upper == "EAGLE3" || upper == "STANDALONE" || upper == "NGRAM" || upper == "DSPARK" || upper == "MULTI_LAYER_EAGLE")
+    return g.wrong("is not built; DDTREE and DFLASH work with a DFlash drafter, NEXTN with the checkpoint's MTP head, NONE always");
+  if (upper != "DDTREE" && upper != "DFLASH" && upper != "NEXTN" && upper != "NONE" && upper != "EAGLE")
+    return g.wrong("must be DDTREE, DFLASH, NEXTN or NONE");
+  p.algorithm = upper;
+  return {};
+}
+
+Status take_budget(const Given& g, ServeConfig& c, Pending& p) {
+  p.budget_given = true;
+  if (g.value == "auto") return c.service.engine.budget = 0, Status();
+  int64_t n = 0;
+  if (!integer(g, 1, 256, &n).ok()) return g.wrong("must be auto or a number of nodes from 1 to 256");
+  c.service.engine.budget = static_cast<int32_t>(n);
+  return {};
+}
+
+Status take_chunk(const Given& g, ServeConfig& c, Pending&) {
+  constexpr int kMost = 4096;
+  int64_t n = 0;
+  DDTREE_RETURN_IF_ERROR(integer(g, -1, INT32_MAX, &n));
+  if (n == 0) return g.wrong("must be at least 1, or -1 for the largest chunk");
+  if (n < 0 || n > kMost)
+    c.notes.push_back(fmt::format("{} {}: a pass takes at most {} prompt tokens here; that is used", g.flag, g.value, kMost));
+  c.service.engine.prefill_chunk = static_cast<int32_t>(n < 0 || n > kMost ? kMost : n);
+  return {};
+}
+
+Status take_total_tokens(const Given& g, ServeConfig& c, Pending&) {
+  int64_t n = 0;
+  DDTREE_RETURN_IF_ERROR(integer(g, 1, INT32_MAX, &n));
+  c.service.pages = -static_cast<int32_t>(n);  // tokens, turned into pages when the page size is known
+  return {};
+}
+
+Status take_names(const Given& g, ServeConfig& c, Pending&) {
+  if (g.value.empty()) return g.wrong("must not be empty");
+  c.service.served_names.push_back(g.value);
+  return {};
+}
+
+Status take_shadow(const Given& g, ServeConfig& c, Pending&) {
+  if (g.value != "linear") return g.wrong("must be linear: commit what the chain alone would, record what the tree would have gained");
+  c.service.engine.shadow_linear = true;
+  return {};
+}
+
+const std::vector<Flag>& own_flags() {
+  using C = ServeConfig;
+  static const std::vector<Flag> flags = {
+      {{"--model-path", "--model"},
+       "Model",
+       "PATH",
+       "folder of a Qwen3.5-family checkpoint, or ORG/NAME in the local Hugging Face cache (default: the embedded pair, tiny)",
+       text(&C::service, &ServiceOptions::model_path)},
+      {{"--served-model-name"},
+       "Model",
+       "NAME",
+       "name in the API, may be given more than once (default: the --model-path string)",
+       take_names},
+      {{"--chat-template"},
+       "Model",
+       "FILE",
+       "Jinja file in place of the checkpoint's own",
+       text(&C::service, &ServiceOptions::chat_template_path)},
+      {{"--reasoning-parser"},
+       "Model",
+       "NAME",
+       "qwen3 or none (default: by the tokenizer)",
+       text(&C::service, &ServiceOptions::reasoning_parser)},
+      {{"--tool-call-parser"},
+       "Model",
+       "NAME",
+       "qwen3_coder, hermes or none (default: by the template)",
+       text(&C::service, &ServiceOptions::tool_parser)},
+
+      {{"--speculative-algorithm", "--speculative-algo"},
+       "Speculation",
+       "NAME",
+       "DDTREE, DFLASH, NEXTN or NONE (default: DDTREE where there is a drafter, else NONE)",
+       take_algorithm},
+      {{"--speculative-draft-model-path", "--speculative-draft-model"},
+       "Speculation",
+       "PATH",
+       "the DFlash drafter",
+       text(&C::service, &ServiceOptions::draft_path)},
+      {{"--speculative-ddtree-budget"},
+       "Speculation",
+       "N|auto",
+       "nodes a tree (1 to 256), or by measured cost (default: auto)",
+       take_budget},
+      {{"--speculative-ddtree-shadow"},
+       "Speculation",
+       "linear",
+       "commit what the chain alone would, record what the tree would have gained",
+       take_shadow},
+      {{"--speculative-ddtree-seed-chain"},
+       "Speculation",
+       "",
+       "the whole greedy chain goes into the tree first",
+       [](const Given&, C& c, Pending&) {
+         c.service.engine.seed_chain = true;
+         return Status();
+       }},
+      {{"--speculative-dflash-block-size"},
+       "Speculation",
+       "N",
+       "anchor and drafted positions a block (default: the drafter's own)",
+       pending_whole(2, 1024, &Pending::block_size)},
+      {{"--speculative-num-draft-tokens"},
+       "Speculation",
+       "N",
+       "DFLASH, DDTREE: as --speculative-dflash-block-size; NEXTN: drafts + 1",
+       pending_whole(1, 1024, &Pending::draft_tokens)},
+      {{"--speculative-num-steps"}, "Speculation", "N", "NEXTN: drafts a round (default: 3)", pending_whole(1, 64, &Pending::num_steps)},
+      {{"--speculative-eagle-topk"}, "Speculation", "N", "accepted; NEXTN drafts a chain (1)", pending_whole(1, 64, &Pending::eagle_topk)},
+
+      {{"--context-length", "--max-model-len"},
+       "Capacity",
+       "N",
+       "tokens of prompt and answer together (default: the model's own)",
+       engine_whole(16, INT32_MAX, &EngineOptions::context_length)},
+      {{"--max-running-requests", "--max-num-seqs"},
+       "Capacity",
+       "N",
+       "sequences in one batch (default: 8)",
+       engine_whole(1, 256, &EngineOptions::max_running)},
+      {{"--max-queued-requests"},
+       "Capacity",
+       "N",
+       "requests that may wait; one more is a 429 (default: 256)",
+       engine_whole(0, 100000, &EngineOptions::max_queue)},
+      {{"--chunked-prefill-size"}, "Capacity", "N", "prompt tokens a pass, all requests together (default: 256)", take_chunk},
+      {{"--page-size"}, "Capacity", "N", "tokens a KV page (default: 32)", whole(1, 1024, &C::service, &ServiceOptions::page_size)},
+      {{"--max-total-tokens"},
+       "Capacity",
+       "N",
+       "tokens in all KV pages (default: --max-running-requests times the context)",
+       take_total_tokens},
+      {{"--kv-pages"}, "Capacity", "N", "the same in pages", whole(1, INT32_MAX, &C::service, &ServiceOptions::pages)},
+      {{"--threads"}, "Capacity", "N", "CPU threads (default: all cores)", whole(1, 1024, &C::service, &ServiceOptions::threads)},
+
+      {{"--host"}, "Server", "ADDRESS", "address to listen on (default: 127.0.0.1)", text(&C::http, &HttpServer::Options::host)},
+      {{"--port"}, "Server", "N", "port (default: 30000; 0: any free one)", whole(0, 65535, &C::http, &HttpServer::Options::port)},
+      {{"--api-key"}, "Server", "KEY", "ask for this key; health probes stay open", text(&C::http, &HttpServer::Options::api_key)},
+      {{"--cors-origin"},
+       "Server",
+       "ORIGIN",
+       "let pages of this origin (or *) call the API (default: none)",
+       text(&C::http, &HttpServer::Options::cors_origin)},
+      {{"--max-body-size"}, "Server", "BYTES", "largest request body, as in 32MiB (the default)", take_bytes},
+      {{"--always-include-usage"},
+       "Server",
+       "",
+       "end every stream with a usage chunk, asked for or not",
+       on(&C::service, &ServiceOptions::always_include_usage)},
+      {{"--drain-timeout"}, "Server", "SECONDS", "on SIGTERM, how long running requests may finish (default: 30)", take_seconds},
+      {{"--log-level"}, "Server", "LEVEL", "debug, info, warning or error (default: info)", take_log_level},
+
+      {{"--db"},
+       "History",
+       "FILE",
+       "the SQLite history (default: in the user's state folder)",
+       text(&C::service, &ServiceOptions::db_path)},
+      {{"--store-text"}, "History", "", "keep prompts and answers too", on(&C::service, &ServiceOptions::store_text)},
+      {{"--recent-trees"},
+       "History",
+       "N",
+       "requests whose draft trees are kept in memory (default: 64)",
+       whole(0, 10000, &C::service, &ServiceOptions::recent_trees)},
+      {{"--skip-smoke"},
+       "History",
+       "",
+       "be ready without the smoke test, for models that cannot pass (random weights); shown wherever readiness is",
+       on(&C::service, &ServiceOptions::skip_smoke)},
+      {{"--help", "-h"},
+       "History",
+       "",
+       "this text",
+       [](const Given&, C& c, Pending&) {
+         c.help = true;
+         return Status();
+       }},
+  };
+  return flags;
+}
+
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t up = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = up;
+    }
+  }
+  return row[b.size()];
+}
+
+const Flag* find_own(const std::string& name) {
+  for (const Flag& f : own_flags())
+    for (const char* n : f.names)
+      if (name == n) return &f;
+  return nullptr;
+}
+
+// Settles what several flags say together.
+Status settle(ServeConfig& c, const Pending& p) {
+  EngineOptions& e = c.service.engine;
+  std::string algorithm = p.algorithm;
+  if (algorithm == "EAGLE") {
+    c.notes.push_back("--speculative-algorithm EAGLE: with this model family that is its MTP head; NEXTN is used");
+    algorithm = "NEXTN";
+  }
+  c.service.mode_given = !algorithm.empty();
+  for (const SpeculationMode mode : {SpeculationMode::kNone, SpeculationMode::kDflash, SpeculationMode::kDdtree, SpeculationMode::kNextn})
+    if (algorithm == mode_name(mode)) e.mode = mode;
+  // Without the flag the pair decides, and the same flags are read as those of a drafter.
+  const bool blocks = !c.service.mode_given || e.mode == SpeculationMode::kDflash || e.mode == SpeculationMode::kDdtree;
+  if (blocks) {
+    if (p.block_size && p.draft_tokens && p.block_size != p.draft_tokens)
+      return {Code::kUsage,
+              fmt::format(
+                  "--speculative-dflash-block-size {} and --speculative-num-draft-tokens {} are the same figure; give one, or both alike",
+                  p.block_size, p.draft_tokens)};
+    e.block_size = p.block_size ? p.block_size : p.draft_tokens;
+    if (e.block_size == 1)
+      return {Code::kUsage,
+              "--speculative-num-draft-tokens 1: a block holds the anchor and at least one draft, so at least 2 (--speculative-algorithm "
+              "NONE drafts nothing)"};
+    if (p.num_steps > 1)
+      c.notes.push_back(
+          fmt::format("--speculative-num-steps {}: a DFlash drafter drafts its whole block in one pass; nothing changes", p.num_steps));
+  } else if (e.mode == SpeculationMode::kNextn) {
+    if (p.num_steps) e.nextn_steps = p.num_steps;
+    else if (p.draft_tokens == 1)
+      return {Code::kUsage,
+              "--speculative-num-draft-tokens 1: NEXTN counts the anchor, so at least 2 (--speculative-algorithm NONE drafts nothing)"};
+    else if (p.draft_tokens > 1) e.nextn_steps = p.draft_tokens - 1;
+    if (p.num_steps && p.draft_tokens && p.draft_tokens != p.num_steps + 1)
+      c.notes.push_back(fmt::format("--speculative-num-draft-tokens {}: NEXTN drafts a chain of --speculative-num-steps {}; that is used",
+                                    p.draft_tokens, p.num_steps));
+    if (p.block_size)
+      c.notes.push_back(fmt::format("--speculative-dflash-block-size {}: NEXTN has no block; nothing changes", p.block_size));
+  }
+  if (p.eagle_topk > 1)
+    c.notes.push_back(fmt::format("--speculative-eagle-topk {}: {}", p.eagle_topk,
+                                  e.mode == SpeculationMode::kNextn ? "NEXTN drafts a chain (1); the text is the same"
+                                                                    : "the tree's shape comes from --speculative-ddtree-budget"));
+  if (p.budget_given && c.service.mode_given && e.mode != SpeculationMode::kDdtree)
+    c.notes.push_back(fmt::format("--speculative-ddtree-budget: {} grows no tree; nothing changes", mode_name(e.mode)));
+  if (e.shadow_linear && c.service.mode_given && e.mode != SpeculationMode::kDdtree)
+    return {Code::kUsage,
+            fmt::format("--speculative-ddtree-shadow compares a tree with its chain: it needs --speculative-algorithm DDTREE, not {}",
+                        mode_name(e.mode))};
+  if (c.service.pages < 0) c.service.pages = std::max(1, -c.service.pages / c.service.page_size);
+  return {};
+}
+
+}  // namespace
+
+std::string nearest_flag(const std::string& unknown) {
+  std::vector<std::string> names = compat_flag_names();
+  for (const Flag& f : own_flags()) names.insert(names.end(), f.names.begin(), f.names.end());
+  std::string best;
+  size_t distance = std::max<size_t>(3, unknown.size() / 3) + 1;
+  for (const std::string& name : names)
+    if (const size_t d = edit_distance(unknown, name); d < distance) {
+      distance = d;
+      best = name;
+    }
+  if (!best.empty()) return best;
+  // A flag cut short: --speculative-draft.
+  for (const std::string& name : names)
+    if (unknown.size() > 6 && name.rfind(unknown, 0) == 0) return name;
+  return {};
+}
+
+Result<ServeConfig> parse_serve_flags(const std::vector<std::string>& args) {
+  ServeConfig c;
+  Pending pending;
+  for (size_t i = 0; i < args.size(); ++i) {
+    std::string name = args[i], value;
+    const bool has_value = name.rfind("--", 0) == 0 && name.find('=') != std::string::npos;
+    if (has_value) {
+      value = name.substr(name.find('=') + 1);
+      name.resize(name.find('='));
+    }
+    if (name.empty() || name[0] != '-')
+      return Status(Code::kUsage, fmt::format("'{}' is no flag; the model goes after --model-path", name));
+    // A value may begin with a dash only where it is a number.
+    const auto next_is_value = [&](size_t at) {
+      return at < args.size() && (args[at].empty() || args[at][0] != '-' ||
+                                  (args[at].size() > 1 && (std::isdigit(static_cast<unsigned char>(args[at][1])) || args[at][1] == '.')));
+    };
+    if (const Flag* flag = find_own(name)) {
+      if (!*flag->value && has_value) return Status(Code::kUsage, fmt::format("{} takes no value, found {}", name, value));
+      if (*flag->value && !has_value) {
+        if (!next_is_value(i + 1)) return Status(Code::kUsage, fmt::format("{} needs a value: {}", name, flag->value));
+        value = args[++i];
+      }
+      DDTREE_RETURN_IF_ERROR(flag->take({name, value}, c, pending));
+      // Several names after one flag, as vLLM's units have them.
+      while (name == "--served-model-name" && !has_value && next_is_value(i + 1))
+        DDTREE_RETURN_IF_ERROR(flag->take({name, args[++i]}, c, pending));
+      c.service.flags.emplace_back(name, value);
+      continue;
+    }
+    const CompatFlag* flag = find_compat(name);
+    if (!flag) {
+      const std::string near = nearest_flag(name);
+      return Status(Code::kUsage, near.empty() ? fmt::format("{} is no flag of ddtree serve; ddtree serve --help lists them", name)
+                                               : fmt::format("{} is no flag of ddtree serve; did you mean {}?", name, near));
+    }
+    if (flag->arity != CompatFlag::kSwitch && !has_value) {
+      if (!next_is_value(i + 1)) return Status(Code::kUsage, fmt::format("{} needs a value", name));
+      value = args[++i];
+      while (flag->arity == CompatFlag::kList && next_is_value(i + 1)) value += " " + args[++i];
+    }
+    if (flag->arity == CompatFlag::kSwitch && has_value)
+      return Status(Code::kUsage, fmt::format("{} takes no value, found {}", name, value));
+    const std::string shown = value.empty() ? name : name + " " + value;
+    c.service.flags.emplace_back(name, value);
+    bool neutral = false;
+    for (const char* n : flag->neutral) neutral = neutral || value == n;
+    if (neutral) continue;
+    if (flag->refuse) return Status(Code::kUsage, fmt::format("{} is not built: {}", shown, flag->instead));
+    c.notes.push_back(fmt::format("{}: {}", shown, flag->instead));
+  }
+  DDTREE_RETURN_IF_ERROR(settle(c, pending));
+  return c;
+}
+
+std::string serve_help() {
+  std::string out =
+      "usage: ddtree serve [flags]\n\nServes a Qwen3.5-family model over the OpenAI API, with draft trees. Without flags: the embedded "
+      "pair on 127.0.0.1:30000.\n";
+  const char* group = "";
+  for (const Flag& f : own_flags()) {
+    if (std::string_view(group) != f.group) {
+      group = f.group;
+      out += fmt::format("\n{}\n", group);
+    }
+    const std::string left = fmt::format("  {} {}", f.names[0], f.value);
+    // Help is wrapped at 100 columns, beside the names.
+    std::string line = left.size() < 38 ? left + std::string(38 - left.size(), ' ') : left + "\n" + std::string(38, ' ');
+    size_t column = 38;
+    std::string word;
+    for (const char* p = f.help;; ++p) {
+      if (*p && *p != ' ') {
+        word += *p;
+        continue;
+      }
+      if (column + word.size() > 108) {
+        line += "\n" + std::string(38, ' ');
+        column = 38;
+      }
+      line += word + " ";
+      column += word.size() + 1;
+      word.clear();
+      if (!*p) break;
+    }
+    while (!line.empty() && line.back() == ' ') line.pop_back();
+    out += line + "\n";
+  }
+  out += "\nOther flags of SGLang's launch_server are accepted, with a line that says what happens instead, or refused, with what works:\n";
+  std::string line = " ";
+  for (const std::string& name : compat_flag_names()) {
+    if (line.size() + name.size() > 108) {
+      out += line + "\n";
+      line = " ";
+    }
+    line += " " + name;
+  }
+  out += line +
+         "\n\nExit codes: 0 asked to stop; 64 flags; 65 model files; 69 address, device or library missing; 70 engine fault or failed "
+         "smoke test;\n"
+         "71 does not fit in memory; 75 would work later.\n";
+  return out;
+}
+
+}  // namespace ddtree

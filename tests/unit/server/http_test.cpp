@@ -1,0 +1,233 @@
+// The HTTP side on a socket: routing, limits, keys, connections.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <catch2/catch_test_macros.hpp>
+
+#include "harness.h"
+#include "server/router.h"
+
+using namespace ddtree;
+using namespace ddtree::test;
+
+namespace {
+
+// A connection without a client library in between.
+struct Raw {
+  int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  explicit Raw(int port) {
+    sockaddr_in a{};
+    a.sin_family = AF_INET;
+    a.sin_port = htons(static_cast<uint16_t>(port));
+    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (::connect(fd, reinterpret_cast<sockaddr*>(&a), sizeof a) != 0) throw std::runtime_error("connect");
+    timeval t{10, 0};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
+  }
+  ~Raw() { close(); }
+  void close() {
+    if (fd >= 0) ::close(fd);
+    fd = -1;
+  }
+  void send(const std::string& text) { REQUIRE(::send(fd, text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size())); }
+  std::string read_until(const std::string& mark) {
+    std::string got;
+    char buffer[4096];
+    while (got.find(mark) == std::string::npos) {
+      const ssize_t n = ::recv(fd, buffer, sizeof buffer, 0);
+      if (n <= 0) break;
+      got.append(buffer, static_cast<size_t>(n));
+    }
+    return got;
+  }
+};
+
+std::string post_text(const std::string& path, const std::string& body) {
+  return "POST " + path + " HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " + std::to_string(body.size()) +
+         "\r\n\r\n" + body;
+}
+
+}  // namespace
+
+TEST_CASE("routes: literals before parameters, the rest of a path, other methods") {
+  Router router;
+  const auto nothing = [](const HttpRequest&, HttpResponse&) {};
+  router.add("GET", "/a/{x}", Access::kKey, nothing);
+  router.add("GET", "/a/b", Access::kOpen, nothing);
+  router.add("POST", "/a/b", Access::kKey, nothing);
+  router.add("GET", "/m/{id*}", Access::kKey, nothing);
+  router.add("GET", "/", Access::kOpen, nothing);
+  std::map<std::string, std::string> p;
+  std::string allowed;
+  CHECK(router.find("GET", "/a/b", &p, &allowed)->access == Access::kOpen);
+  CHECK(router.find("GET", "/a/c", &p, &allowed));
+  CHECK(p.at("x") == "c");
+  CHECK(router.find("GET", "/m/org/model", &p, &allowed));
+  CHECK(p.at("id") == "org/model");
+  CHECK_FALSE(router.find("GET", "/m", &p, &allowed));
+  CHECK_FALSE(router.find("DELETE", "/a/b", &p, &allowed));
+  CHECK(allowed == "GET, POST");
+  CHECK_FALSE(router.find("GET", "/nowhere", &p, &allowed));
+  CHECK(allowed.empty());
+  CHECK(router.find("GET", "/", &p, &allowed));
+  CHECK_FALSE(router.find("GET", "/a//", &p, &allowed));
+}
+
+TEST_CASE("what is not there is a 404, a wrong method a 405, both in OpenAI's shape") {
+  Harness h;
+  auto r = h.get("/v1/nowhere");
+  CHECK(r.status == 404);
+  CHECK(r.body["error"]["code"] == "not_found");
+  r = h.get("/v1/chat/completions");
+  CHECK(r.status == 405);
+  CHECK(r.headers.find("Allow")->second == "POST");
+  CHECK(r.body["error"]["type"] == "invalid_request_error");
+}
+
+TEST_CASE("a body over the limit is a 413, declared or chunked, and the connection is not misread") {
+  HttpServer::Options o;
+  o.max_body = 1000;
+  Harness h({}, o);
+  auto r = h.post_text("/v1/chat/completions", std::string(1001, ' '));
+  CHECK(r.status == 413);
+  CHECK(r.body["error"]["code"] == "request_too_large");
+
+  Raw raw(h.http->port());
+  raw.send("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+  raw.send("400\r\n" + std::string(0x400, 'x') + "\r\n");
+  const std::string got = raw.read_until("request_too_large");
+  CHECK(got.rfind("HTTP/1.1 413", 0) == 0);
+  CHECK(got.find("request_too_large") != std::string::npos);
+
+  // Far beyond the limit: the reply arrives although the body is still being sent.
+  r = h.post_text("/v1/chat/completions", std::string(4'000'000, 'x'));
+  CHECK(r.status == 413);
+}
+
+TEST_CASE("two requests in one packet are two requests") {
+  Harness h;
+  Raw raw(h.http->port());
+  raw.send("GET /version HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/models/tiny HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string got = raw.read_until("\"backend\"");
+  CHECK(got.find("\"version\"") != std::string::npos);
+  CHECK(got.find("\"backend\"") != std::string::npos);
+}
+
+TEST_CASE("a GET with a body does not smuggle a second request") {
+  Harness h;
+  Raw raw(h.http->port());
+  raw.send("GET /version HTTP/1.1\r\nHost: x\r\nContent-Length: 43\r\n\r\nGET /v1/models/tiny HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string got = raw.read_until("never comes");
+  CHECK(got.find("\"version\"") != std::string::npos);
+  CHECK(got.find("\"backend\"") == std::string::npos);
+}
+
+TEST_CASE("a request that is no HTTP, and a POST without a length, get an answer") {
+  Harness h;
+  {
+    Raw raw(h.http->port());
+    raw.send("NONSENSE\r\n\r\n");
+    const std::string got = raw.read_until("\"error\"");
+    CHECK(got.rfind("HTTP/1.1 400", 0) == 0);
+  }
+  Raw raw(h.http->port());
+  raw.send("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string got = raw.read_until("invalid_json");
+  CHECK(got.rfind("HTTP/1.1 400", 0) == 0);
+}
+
+TEST_CASE("with --api-key the probes and the page stay open and all else asks") {
+  HttpServer::Options o;
+  o.api_key = "correct horse";
+  Harness h({}, o);
+  for (const char* path : {"/health", "/livez", "/readyz", "/startupz"}) {
+    INFO(path);
+    CHECK(h.get(path).status == 200);
+  }
+  for (const char* path : {"/v1/models", "/metrics", "/version"}) {
+    INFO(path);
+    const auto r = h.get(path);
+    CHECK(r.status == 401);
+    CHECK(r.body["error"]["type"] == "authentication_error");
+    CHECK(r.body["error"]["code"] == "invalid_api_key");
+    CHECK(r.headers.count("WWW-Authenticate") == 1);
+    CHECK(h.get(path, {{"Authorization", "Bearer correct horse"}}).status == 200);
+    CHECK(h.get(path, {{"authorization", "bearer correct horse"}}).status == 200);
+    CHECK(h.get(path, {{"x-api-key", "correct horse"}}).status == 200);
+    for (const char* wrong :
+         {"Bearer correct hors", "Bearer correct horse ", "Bearer correct horsf", "Bearer ", "correct horse", "Basic correct horse"}) {
+      INFO(wrong);
+      CHECK(h.get(path, {{"Authorization", wrong}}).status == 401);
+    }
+  }
+  CHECK(h.post("/v1/chat/completions", chat_body()).status == 401);
+  CHECK(h.http->key_matches("correct horse"));
+  CHECK_FALSE(h.http->key_matches("correct"));
+}
+
+TEST_CASE("CORS headers only where an origin was given") {
+  Harness plain;
+  CHECK(plain.get("/health").headers.count("Access-Control-Allow-Origin") == 0);
+  HttpServer::Options o;
+  o.cors_origin = "https://example.org";
+  Harness open({}, o);
+  CHECK(open.get("/health").headers.find("Access-Control-Allow-Origin")->second == "https://example.org");
+  CHECK(open.client().Options("/v1/chat/completions")->status == 204);
+}
+
+TEST_CASE("a port in use is said, not shared") {
+  Harness h;
+  HttpServer::Options o;
+  o.port = h.http->port();
+  HttpServer second(o);
+  const Status s = second.start();
+  CHECK(s.code() == Code::kUnavailable);
+  CHECK(exit_code(s.code()) == 69);
+  CHECK(s.message().find("in use") != std::string::npos);
+  CHECK(s.message().find(std::to_string(o.port)) != std::string::npos);
+}
+
+TEST_CASE("a client that goes away ends its request: streaming, waiting for the whole, and queued") {
+  Harness h;
+  h.engine.endless = true;
+  h.engine.pause = std::chrono::milliseconds(2);
+  Json body = chat_body();
+  body["max_tokens"] = 400;
+  const auto gone = [&](int n) {
+    return Harness::eventually([&] { return h.engine.cancelled() == n && h.engine.running() == 0 && h.service.live_requests().empty(); });
+  };
+  {
+    Json streaming = body;
+    streaming["stream"] = true;
+    Raw raw(h.http->port());
+    raw.send(post_text("/v1/chat/completions", streaming.dump()));
+    raw.read_until("data: ");
+    raw.close();
+    CHECK(gone(1));
+  }
+  h.engine.pause = std::chrono::milliseconds(50);
+  {
+    Raw raw(h.http->port());
+    raw.send(post_text("/v1/chat/completions", body.dump()));
+    CHECK(Harness::eventually([&] { return h.engine.running() == 1; }));
+    raw.close();
+    CHECK(gone(2));
+  }
+  h.engine.hold = true;  // nothing is generated: as in the queue
+  {
+    Raw raw(h.http->port());
+    raw.send(post_text("/v1/completions", Json{{"prompt", {"a", "b"}}, {"max_tokens", 400}, {"stream", true}}.dump()));
+    CHECK(Harness::eventually([&] { return h.engine.running() == 2; }));
+    raw.close();
+    CHECK(gone(4));
+  }
+  // They are in the books as what they were.
+  const auto recent = h.service.recent_requests();
+  REQUIRE(recent.size() == 4);
+  for (const auto& r : recent) {
+    CHECK(r->finish == "cancelled");
+    CHECK(r->http_status == 499);
+  }
+}
