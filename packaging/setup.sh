@@ -20,7 +20,7 @@ as_root() { if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; t
 
 build_packages="g++ cmake ninja-build ccache make git ca-certificates dpkg-dev python3 nlohmann-json3-dev libsqlite3-dev libspdlog-dev libfmt-dev \
 libpcre2-dev libutf8proc-dev libcli11-dev nodejs npm"
-test_packages="$build_packages chromium clang-format clang-tidy curl procps fonts-dejavu-core"
+test_packages="$build_packages chromium clang-format clang-tidy curl procps fonts-dejavu-core python3-jinja2"
 
 stamp=$deps/stamp.$what
 want=$({ cat packaging/setup.sh web/package-lock.json tests/clients/package-lock.json tests/web/package-lock.json 2>/dev/null || true; } | sha256sum | cut -d" " -f1)
