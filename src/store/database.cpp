@@ -95,6 +95,11 @@ Status Database::fail(std::string_view what) {
 
 Result<sqlite3_stmt*> Database::prepare(const std::string& sql, const std::vector<Value>& values) {
   failure_ = Failure::kNone;
+  // Filters make statements of many forms; the cache must not grow with them.
+  if (statements_.size() >= 128 && statements_.count(sql) == 0) {
+    for (auto& [text, old] : statements_) sqlite3_finalize(old);
+    statements_.clear();
+  }
   sqlite3_stmt*& statement = statements_[sql];
   if (statement == nullptr) {
     const int code = sqlite3_prepare_v3(handle_, sql.data(), static_cast<int>(sql.size()), SQLITE_PREPARE_PERSISTENT, &statement, nullptr);
