@@ -194,6 +194,7 @@ bool equal(const Value& a, const Value& b) {
     case Kind::kList:
     case Kind::kTuple: {
       const List &x = a.items(), &y = b.items();
+      if (a.identity() == b.identity()) return true;
       return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin(), equal);
     }
     case Kind::kDict: {
@@ -365,6 +366,7 @@ constexpr int kMaxNesting = 400;  // of values that are printed
 
 void append_repr(std::string& out, const Value& value, int depth) {
   if (depth > kMaxNesting) throw Error(Failure::Kind::kLimit, "a value is nested too deeply to be printed");
+  if (out.size() > Limits().output_bytes) throw Error(Failure::Kind::kLimit, "a value is too large to be printed");
   const auto all = [&](const List& items) {
     for (size_t i = 0; i < items.size(); ++i) {
       if (i) out += ", ";

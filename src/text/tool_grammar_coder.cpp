@@ -112,7 +112,10 @@ class CoderGrammar final : public ToolCallGrammar {
   }
 
   Step closed(AnswerDelta& out) override {
-    if (phase_ == Phase::kAfter) return Step::kEnd;
+    if (phase_ == Phase::kAfter) {
+      buffer_ = std::string(skip_space(buffer_));
+      return Step::kEnd;
+    }
     if (phase_ == Phase::kName) {  // a call without parameters whose </function> is missing
       std::string name_text;
       std::string_view rest;
@@ -121,6 +124,7 @@ class CoderGrammar final : public ToolCallGrammar {
       buffer_.clear();
     }
     finish(out);
+    buffer_ = std::string(skip_space(buffer_));
     return Step::kEnd;
   }
 

@@ -153,7 +153,11 @@ class HermesGrammar final : public ToolCallGrammar {
     return Step::kAgain;
   }
 
-  Step closed(AnswerDelta&) override { return after_ ? Step::kEnd : Step::kNotACall; }
+  Step closed(AnswerDelta&) override {
+    if (!after_) return Step::kNotACall;
+    buffer_ = std::string(skip_space(buffer_));
+    return Step::kEnd;
+  }
 
  private:
   bool take(char c, std::string& send, AnswerDelta& out) {
@@ -181,7 +185,7 @@ class HermesGrammar final : public ToolCallGrammar {
         }
       }
       if (value_next && !was_string && reader_.in_string()) value_from_ = at;
-      if (value_next && c == '{' && name_ && !begun_ && (key_ == "arguments" || key_ == "parameters")) {
+      if (value_next && !was_string && c == '{' && name_ && !begun_ && (key_ == "arguments" || key_ == "parameters")) {
         begin_call(*name_, out);
         begun_ = sending_ = true;
         send += shown;
