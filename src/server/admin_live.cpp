@@ -106,7 +106,7 @@ Json status_json(Admin& admin) {
                              {"since", phase.since_ms ? Json(phase.since_ms) : Json()},
                              {"progress", phase.progress >= 0 ? Json(phase.progress) : Json()}}},
               {"model", serving ? model_json(serving->info) : Json()},
-              {"engine", engine_json(service.snapshot(), options)},
+              {"engine", engine_json(admin.since_ready(), options)},
               {"live", std::move(live)},
               {"smoke", std::move(smoke)},
               {"smoke_running", smoke_running_json(admin)},
@@ -150,6 +150,35 @@ Json series_json(Admin& admin, int64_t minutes) {
 }
 
 }  // namespace
+
+Admin::Admin(Service& s) : service(s), sampler(s), smoke(s) {
+  listener_ = service.phases().add_listener([this](const PhaseState&, const PhaseState& to) {
+    if (!to.serving()) return;
+    const EngineSnapshot now = service.snapshot();
+    const std::lock_guard lock(mutex_);
+    if (!baseline_taken_) baseline_ = now;
+    baseline_taken_ = true;
+  });
+}
+
+Admin::~Admin() { service.phases().remove_listener(listener_); }
+
+EngineSnapshot Admin::since_ready() const {
+  EngineSnapshot s = service.snapshot();
+  const std::lock_guard lock(mutex_);
+  const EngineSnapshot& b = baseline_;
+  s.requests_finished -= b.requests_finished;
+  s.requests_cancelled -= b.requests_cancelled;
+  s.requests_failed -= b.requests_failed;
+  s.prompt_tokens -= b.prompt_tokens;
+  s.completion_tokens -= b.completion_tokens;
+  s.rounds -= b.rounds;
+  s.drafted -= b.drafted;
+  s.accepted -= b.accepted;
+  s.fallbacks -= b.fallbacks;
+  for (size_t i = 0; i < std::min(s.accepted_at.size(), b.accepted_at.size()); ++i) s.accepted_at[i] -= b.accepted_at[i];
+  return s;
+}
 
 Sampler::Sampler(Service& service) : service_(service), thread_([this] { run(); }) {}
 

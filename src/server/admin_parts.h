@@ -95,10 +95,24 @@ class SmokeJob {
 };
 
 struct Admin {
-  explicit Admin(Service& s) : service(s), sampler(s), smoke(s) {}
+  explicit Admin(Service& s);
+  ~Admin();
+  Admin(const Admin&) = delete;
+  Admin& operator=(const Admin&) = delete;
+
+  // The engine's snapshot with counters since the service became ready. Those before it are the smoke test's own, which runs every mode
+  // (plain decoding too) and would pass for bad acceptance.
+  EngineSnapshot since_ready() const;
+
   Service& service;
   Sampler sampler;
   SmokeJob smoke;
+
+ private:
+  mutable std::mutex mutex_;
+  EngineSnapshot baseline_;
+  bool baseline_taken_ = false;
+  int listener_ = 0;
 };
 
 // {"started": ms} of the smoke run in progress (asked for here, or the start's), or null.

@@ -30,6 +30,10 @@ Json parse_json_object(std::string_view text, std::string* error) {
     }
     if (c == ']' || c == '}') --depth;
   }
+  if (text.find('\0') != std::string_view::npos) {
+    *error = "the body holds a NUL byte";  // the parser would take it for the end
+    return {};
+  }
   try {
     Json value = Json::parse(text);
     if (!value.is_object()) {

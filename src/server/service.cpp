@@ -20,8 +20,8 @@
 #include "server/metrics.h"
 #include "server/recorder.h"
 #include "server/serving_loader.h"
+#include "server/smoke_subject.h"
 #include "store/store.h"
-#include "text/chat_template.h"
 #include "text/detokenizer.h"
 #include "text/tokenizer.h"
 
@@ -189,20 +189,7 @@ SmokeReport Service::Impl::smoke(const std::string& trigger) {
     std::lock_guard lock(mutex);
     return serving;
   }();
-  SmokeSubject subject;
-  subject.engine = s->engine;
-  subject.encode = [s](const std::string& user) -> Result<std::vector<int32_t>> {
-    if (!s->chat_template) return s->tokenizer->encode(user);
-    const Json request{{"messages", Json::array({Json{{"role", "user"}, {"content", user}}})},
-                       {"chat_template_kwargs", Json{{"enable_thinking", false}}}};
-    auto rendered = s->chat_template->render_chat(request);
-    if (!rendered) return rendered.status();
-    return s->tokenizer->encode(rendered->prompt);
-  };
-  subject.modes = smoke_modes(s->info.has_drafter, s->info.has_mtp);
-  subject.inputs = s->info.path.rfind("embedded:", 0) == 0 ? embedded_smoke_inputs() : generic_smoke_inputs();
-  subject.feature_width = s->feature_width;
-  subject.fc_input_width = s->fc_input_width;
+  const SmokeSubject subject = smoke_subject(s);
   SmokeOptions smoke_options;
   smoke_options.trigger = trigger;
   smoke_options.cancel = &cancel_smoke;
@@ -213,11 +200,8 @@ SmokeReport Service::Impl::smoke(const std::string& trigger) {
   for (const SmokeCheckResult& c : report.checks)
     if (c.verdict == SmokeVerdict::kFail) log::warn("smoke test: {} {}: {}", c.name, c.mode, c.message);
   if (store) {
-    SmokeRun row = smoke_record(report);
+    SmokeRun row = smoke_row(report, *s);
     row.run_id = run_id;
-    row.version = DDTREE_VERSION;
-    row.model = s->info.name;
-    row.drafter = s->info.has_drafter ? s->info.drafter : "";
     store->add_smoke_run(std::move(row));
   }
   return report;

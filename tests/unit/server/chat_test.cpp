@@ -1,10 +1,10 @@
 // Chat and completions over a scripted engine: frames, usage, splits, errors.
 #include <catch2/catch_test_macros.hpp>
-
-#include "harness.h"
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
+
+#include "harness.h"
 
 using namespace ddtree;
 using namespace ddtree::test;
@@ -319,7 +319,7 @@ TEST_CASE("errors of bodies, templates and fields are the client's 400, never a 
   auto r =
       h.post("/v1/chat/completions", Json{{"messages", {{{"role", "user"}, {"content", "a"}}, {{"role", "system"}, {"content", "late"}}}}});
   CHECK(r.status == 400);
-  CHECK(r.body["error"]["message"].get<std::string>().find("System message") != std::string::npos);
+  CHECK(r.body["error"]["message"].get<std::string>().find("a system message must be the first message") != std::string::npos);
   r = h.post("/v1/chat/completions", Json::parse(R"({"messages": [{"role": "user", "content": "a"}], "logprobs": true})"));
   CHECK(r.body["error"]["code"] == "unsupported_parameter");
   CHECK(r.body["error"]["param"] == "logprobs");

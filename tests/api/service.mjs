@@ -1,0 +1,231 @@
+// The service around the answers: start-up phases, keys, limits, queue, draining, exit codes.
+import assert from 'node:assert/strict';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync } from 'node:fs';
+import net from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { test } from 'node:test';
+import { Server, binary, eventually, rawPost } from './support/server.mjs';
+
+const hello = [{ role: 'user', content: 'Say hello to Carol.' }];
+const long = { messages: [{ role: 'user', content: 'Tell me a short story about a horse.' }], ignore_eos: true, temperature: 0 };
+
+test('until the smoke test has passed everything is a 503 with the phase; then READY', async () => {
+  const server = await Server.start({ ready: false });
+  try {
+    const seen = new Set();
+    await eventually('ready', async () => {
+      let r;
+      try {
+        r = await server.get('/v1/models');
+      } catch {
+        return false;  // not listening yet
+      }
+      if (r.status === 200) return true;
+      assert.equal(r.status, 503);
+      assert.ok(Number(r.headers.get('retry-after')) > 0);
+      assert.equal(r.body.error.code, 'loading');
+      seen.add(r.body.error.phase);
+      // A phase may end between two requests; whatever it is, a chat is answered in the same words.
+      const chat = await server.chat({ messages: hello });
+      if (chat.status !== 200) assert.equal(chat.status, 503);
+      return false;
+    }, 240);
+    assert.ok(seen.size >= 1, 'no phase was seen before ready');
+    assert.match(server.log, /dashboard is at http:\/\/127\.0\.0\.1:\d+\//);
+  } finally {
+    assert.deepEqual(await server.stop(), { code: 0, signal: null });
+  }
+});
+
+test('systemd hears READY=1 once, after the smoke phase, and STOPPING=1', async (t) => {
+  // Node has no AF_UNIX datagram sockets; Python is part of every build machine (cmake/embed.py).
+  const folder = mkdtempSync(join(tmpdir(), 'ddtree-notify-'));
+  const path = join(folder, 'notify');
+  const script = 'import socket,sys\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\ns.bind(sys.argv[1])\nprint("bound",flush=True)\nwhile True:\n  print(s.recv(4096).decode().replace("\\n"," "),flush=True)\n';
+  const listener = spawn('python3', ['-c', script, path], { stdio: ['ignore', 'pipe', 'inherit'] });
+  let heard = '';
+  listener.stdout.on('data', (d) => { heard += d; });
+  t.after(() => { listener.kill(); rmSync(folder, { recursive: true, force: true }); });
+  await eventually('the listener is bound', () => heard.includes('bound'));
+  const server = await Server.start({ env: { NOTIFY_SOCKET: path } });
+  await eventually('READY=1', () => heard.includes('READY=1'));
+  await server.stop();
+  await eventually('STOPPING=1', () => heard.includes('STOPPING=1'));
+  const lines = heard.split('\n');
+  assert.equal(lines.filter((l) => l.startsWith('READY=1')).length, 1);
+  const ready = lines.findIndex((l) => l.startsWith('READY=1'));
+  const smoke = lines.findIndex((l) => /^STATUS=.*smoke/i.test(l));
+  assert.ok(smoke >= 0 && smoke < ready, heard);
+  assert.ok(lines.findIndex((l) => l.startsWith('STOPPING=1')) > ready);
+});
+
+test('--skip-smoke serves, and says so wherever readiness is shown', async () => {
+  const server = await Server.start({ args: ['--skip-smoke', '--served-model-name', 'a', 'b', '--context-length', '512'] });
+  try {
+    const ready = (await server.get('/readyz')).body;
+    assert.equal(ready.smoke, 'skipped');
+    assert.match(ready.warning, /skip/);
+    const models = (await server.get('/v1/models')).body;
+    assert.equal(models.smoke, 'skipped');
+    assert.deepEqual(models.data.map((m) => m.id), ['a', 'b']);
+    assert.equal(models.data[0].max_model_len, 512);
+    assert.match(server.log, /smoke test was skipped/);
+    const r = await server.chat({ model: 'b', messages: hello });
+    assert.equal(r.body.model, 'b');
+    assert.equal((await server.chat({ model: 'tiny', messages: hello })).status, 404);
+  } finally {
+    await server.stop();
+  }
+});
+
+test('with --api-key everything but the probes asks for it', async () => {
+  const server = await Server.start({ args: ['--skip-smoke', '--api-key', 's3cret'] });
+  try {
+    assert.equal((await server.get('/health')).status, 200);
+    const no = await server.get('/v1/models');
+    assert.equal(no.status, 401);
+    assert.equal(no.body.error.type, 'authentication_error');
+    assert.equal((await server.get('/v1/models', { authorization: 'Bearer s3cret' })).status, 200);
+    assert.equal((await server.get('/v1/models', { authorization: 'Bearer s3cret2' })).status, 401);
+    assert.equal((await server.chat({ messages: hello })).status, 401);
+    assert.equal((await server.get('/metrics')).status, 401);
+    assert.ok(!server.log.includes('s3cret'));
+  } finally {
+    await server.stop();
+  }
+});
+
+test('limits: body 413, queue 429 with Retry-After, and none hangs (J4)', async () => {
+  const server = await Server.start({ args: ['--skip-smoke', '--max-body-size', '100KiB', '--max-running-requests', '2', '--max-queued-requests', '4'] });
+  try {
+    const big = await server.post('/v1/chat/completions', { messages: [{ role: 'user', content: 'x'.repeat(200_000) }] });
+    assert.equal(big.status, 413);
+    assert.equal(big.body.error.code, 'request_too_large');
+    const replies = await Promise.all(Array.from({ length: 30 }, () => server.chat({ ...long, max_tokens: 300 })));
+    const count = (status) => replies.filter((r) => r.status === status).length;
+    assert.equal(count(200) + count(429), 30);
+    assert.ok(count(200) >= 6, `only ${count(200)} were served`);
+    assert.ok(count(429) >= 1, 'the queue never filled');
+    for (const r of replies.filter((x) => x.status === 429)) {
+      assert.equal(r.body.error.code, 'server_overloaded');
+      assert.equal(r.body.error.type, 'rate_limit_error');
+      assert.ok(Number(r.headers.get('retry-after')) >= 1);
+    }
+    assert.equal(new Set(replies.filter((r) => r.status === 200).map((r) => r.body.choices[0].message.content)).size, 1);
+    await server.idle();
+  } finally {
+    await server.stop();
+  }
+});
+
+test('eight abandoned streams free their slots (J1)', async () => {
+  const server = await Server.start({ args: ['--skip-smoke'] });
+  try {
+    const requests = Array.from({ length: 8 }, () => rawPost(server.port, '/v1/chat/completions', { ...long, max_tokens: 3000, stream: true }));
+    await Promise.all(requests.map((r) => new Promise((first) => r.on('response', (res) => res.once('data', first)))));
+    assert.ok(await server.metric('num_requests_running') > 0);
+    for (const r of requests) r.destroy();
+    await server.idle();
+    assert.equal(await server.metric('requests_cancelled_total'), 8);
+    assert.equal((await server.chat({ messages: hello })).status, 200);
+  } finally {
+    await server.stop();
+  }
+});
+
+test('SIGTERM drains: running requests finish, new ones are a 503, exit 0', async () => {
+  const server = await Server.start({ args: ['--skip-smoke'] });
+  let response = '';
+  const request = rawPost(server.port, '/v1/chat/completions', { ...long, max_tokens: 1500, stream: true });
+  const ended = new Promise((done) => request.on('response', (res) => { res.on('data', (d) => { response += d; }); res.on('end', done); res.on('error', done); }));
+  await eventually('the stream began', () => response.includes('"content"'));
+  server.signal('SIGTERM');
+  const refused = await eventually('draining', async () => {
+    const r = await server.chat({ messages: hello });
+    return r.status === 503 && r;
+  });
+  assert.equal(refused.body.error.code, 'draining');
+  assert.equal(refused.body.error.phase, 'draining');
+  assert.ok(Number(refused.headers.get('retry-after')) > 0);
+  await ended;
+  assert.match(response, /"finish_reason":"length"/);
+  assert.match(response, /data: \[DONE\]\n\n$/);
+  assert.deepEqual(await server.exited, { code: 0, signal: null });
+  await server.stop();
+});
+
+test('a drain that takes too long cancels what runs', async () => {
+  const server = await Server.start({ args: ['--skip-smoke', '--drain-timeout', '0.2'] });
+  const request = rawPost(server.port, '/v1/chat/completions', { ...long, max_tokens: 3500, stream: true });
+  let response = '';
+  request.on('response', (res) => res.on('data', (d) => { response += d; }).on('error', () => {}));
+  await eventually('the stream began', () => response.includes('"content"'));
+  server.signal('SIGTERM');
+  assert.deepEqual(await server.exited, { code: 0, signal: null });
+  await server.stop();
+});
+
+test('a second signal stops at once', async () => {
+  const server = await Server.start({ args: ['--skip-smoke'] });
+  const request = rawPost(server.port, '/v1/chat/completions', { ...long, max_tokens: 3500, stream: true });
+  let began = false;
+  request.on('response', (res) => res.on('data', () => { began = true; }).on('error', () => {}));
+  await eventually('the stream began', () => began);
+  server.signal('SIGINT');
+  await eventually('draining', async () => (await server.get('/readyz')).status === 503);
+  server.signal('SIGINT');
+  assert.equal((await server.exited).code, 0);
+  await server.stop();
+});
+
+test('exit codes: flags 64, model files 65, a port in use 69', async () => {
+  const run = (...args) => spawnSync(binary, ['serve', ...args], { encoding: 'utf8', timeout: 60_000 });
+  const unknown = run('--modle-path', 'x');
+  assert.equal(unknown.status, 64);
+  assert.match(unknown.stderr, /did you mean --model-path\?/);
+  const tp = run('--tp-size', '2');
+  assert.equal(tp.status, 64);
+  assert.match(tp.stderr, /--tp-size 2/);
+  assert.equal(run('--help').status, 0);
+  const folder = mkdtempSync(join(tmpdir(), 'ddtree-exit-'));
+  const db = join(folder, 'h.db');
+  const occupied = net.createServer().listen(0, '127.0.0.1');
+  await once(occupied, 'listening');
+  const port = `${occupied.address().port}`;
+  const busy = run('--port', port, '--db', db);
+  assert.equal(busy.status, 69);
+  assert.match(busy.stderr, new RegExp(`127\\.0\\.0\\.1:${port} is in use`));
+  occupied.close();
+  const missing = run('--port', '0', '--db', db, '--model-path', '/nowhere/model');
+  assert.equal(missing.status, 65);
+  assert.match(missing.stderr, /\/nowhere\/model/);
+  assert.equal(run('--port', '0', '--db', db, '--speculative-algorithm', 'DFLASH', '--speculative-draft-model-path', '/nowhere').status, 65);
+  rmSync(folder, { recursive: true, force: true });
+});
+
+test('the history keeps requests over a restart, text only if asked for', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'ddtree-history-'));
+  const db = join(folder, 'h.db');
+  const args = ['--skip-smoke', '--db', db];
+  const first = await Server.start({ args });
+  const id = (await first.chat({ messages: hello })).body.id;
+  await first.stop();
+  const bytes = spawnSync('python3', ['-c', `import sqlite3,json
+c=sqlite3.connect(${JSON.stringify(db)})
+print(json.dumps([list(r) for r in c.execute("select * from request")], default=str))`], { encoding: 'utf8' });
+  assert.equal(bytes.status, 0, bytes.stderr);
+  assert.ok(bytes.stdout.includes(id));
+  assert.ok(!bytes.stdout.includes('Carol'), 'text was stored although --store-text was not given');
+  const second = await Server.start({ args: [...args, '--store-text'] });
+  await second.chat({ messages: hello });
+  await second.stop();
+  const again = spawnSync('python3', ['-c', `import sqlite3,json
+c=sqlite3.connect(${JSON.stringify(db)})
+print(json.dumps([list(r) for r in c.execute("select * from request")], default=str))`], { encoding: 'utf8' });
+  assert.ok(again.stdout.includes(id));
+  assert.ok(again.stdout.includes('Carol'));
+  rmSync(folder, { recursive: true, force: true });
+});
