@@ -36,8 +36,8 @@ class FakeExecutor final : public Executor {
   int32_t real_vocab() const override { return static_cast<int32_t>(spec_.vocab_size); }
 
   bool with_drafter = true, with_mtp = true;
-  bool lenient_context = false;                  // measuring costs looks far down a context that was never written
-  int draft_hit_percent = 80;  // how often the drafter's best candidate is the greedy token
+  bool lenient_context = false;  // measuring costs looks far down a context that was never written
+  int draft_hit_percent = 80;    // how often the drafter's best candidate is the greedy token
   int slow_ms = 0;
   std::function<Status(const Forest&, PassOutput*)> before_forward;  // fault injection
   std::function<Status()> before_draft, before_commit;
@@ -83,7 +83,8 @@ class FakeExecutor final : public Executor {
       next_row += s.row_count;
       Slot& slot = slots_.at(static_cast<size_t>(s.slot));
       check(slots_used.insert(s.slot).second, "a slot twice in one forest");
-      check(slot.context == s.context || (lenient_context && !s.certain), fmt::format("context {} given, slot holds {}", s.context, slot.context));
+      check(slot.context == s.context || (lenient_context && !s.certain),
+            fmt::format("context {} given, slot holds {}", s.context, slot.context));
       std::vector<int32_t> committed = read(s.pages, s.context);
       for (int32_t p : s.pages) check(pages_used.insert(p).second, "a page in two sequences of a forest");
       for (int32_t r = s.first_row; r < s.first_row + s.row_count; ++r) {

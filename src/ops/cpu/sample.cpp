@@ -83,10 +83,10 @@ void sort_falling(std::vector<int32_t>& ids, std::span<const float> logits) {
   });
 }
 
-// The k largest (ties: smaller ids) plus the next one, largest first.
+// The k largest (ties: smaller ids) and a few more, which tell how close the edge is; largest first.
 void select_top(std::span<const float> logits, size_t k, std::vector<int32_t>& ids) {
   ids.clear();
-  const size_t want = std::min(k + 1, logits.size());
+  const size_t want = std::min(k + 8, logits.size());
   const auto better = [&](int32_t a, int32_t b) {
     const float x = logits[at(a)], y = logits[at(b)];
     return x != y ? x > y : a < b;
@@ -151,7 +151,7 @@ Sampled sample(std::span<const float> logits, const SampleParams& params, const 
 
   // Candidates, largest first where a filter needs the order: the `kept` first of them are in, of these all from `certain` on only by a
   // hair.
-  size_t kept, certain;
+  size_t kept, certain, reach;
   if (top_k) {
     select_top(logits, at(params.top_k), ids);
   } else {
@@ -171,13 +171,12 @@ Sampled sample(std::span<const float> logits, const SampleParams& params, const 
   }
   values.clear();
   for (int32_t id : ids) values.push_back(static_cast<double>(logits[at(id)]) * inverse);
-  kept = certain = values.size();
-  bool next_by_hair = false;  // the first candidate left out would be in after a small rounding
+  kept = certain = reach = values.size();
   if (top_k && kept > at(params.top_k)) {
-    kept = certain = at(params.top_k);
-    const auto close = [&](size_t i) { return values[i] - values[kept] < kHair * inverse; };
-    next_by_hair = close(kept - 1);
-    while (certain > 1 && close(certain - 1)) --certain;
+    kept = certain = reach = at(params.top_k);
+    const double edge = values[kept - 1];
+    while (certain > 0 && values[certain - 1] - values[kept] < kHair * inverse) --certain;
+    while (reach < values.size() && edge - values[reach] < kHair * inverse) ++reach;
   }
   if (top_p) {
     double total = 0;
@@ -189,22 +188,26 @@ Sampled sample(std::span<const float> logits, const SampleParams& params, const 
     }
     const double goal = static_cast<double>(params.top_p) * total, hair = kHair * total;
     double sum = 0;
-    size_t n = 0, sure = 0;
-    while (n < kept && sum < goal) {
-      if (sum < goal - hair) sure = n + 1;
-      sum += std::exp(values[n++] - values[0]);
+    size_t in = 0, sure = 0, maybe = 0;
+    for (size_t i = 0; i < reach && sum < goal + hair; ++i) {
+      if (sum < goal) in = i + 1;
+      if (sum < goal - hair) sure = i + 1;
+      maybe = i + 1;
+      sum += std::exp(values[i] - values[0]);
     }
-    n = std::max<size_t>(n, 1);
-    if (n < kept) kept = n, next_by_hair = sum < goal + hair;
+    kept = std::min(kept, std::max<size_t>(in, 1));
     certain = std::min(certain, std::max<size_t>(sure, 1));
+    reach = std::max(maybe, kept);
+    // Equals at the edge may change places.
+    while (certain > 0 && kept < values.size() && values[certain - 1] - values[kept] < kHair * inverse) --certain;
+    while (reach < values.size() && values[kept - 1] - values[reach] < kHair * inverse) ++reach;
   }
   if (min_p) {
-    const double floor = values[0] + std::log(static_cast<double>(params.min_p));
-    const size_t before = kept;
+    const double floor = values[0] + std::log(static_cast<double>(params.min_p)), hair = kHair * inverse;
     while (kept > 1 && values[kept - 1] < floor) --kept;
-    if (kept < before) next_by_hair = values[kept] > floor - kHair * inverse;
     certain = std::min(certain, kept);
-    while (certain > 1 && values[certain - 1] < floor + kHair * inverse) --certain;
+    while (certain > 1 && values[certain - 1] < floor + hair) --certain;
+    while (reach > kept && values[reach - 1] < floor - hair) --reach;
   }
 
   constexpr double kNone = -std::numeric_limits<double>::infinity();
@@ -228,7 +231,7 @@ Sampled sample(std::span<const float> logits, const SampleParams& params, const 
   }
   double margin = best - second;
   if (winner >= certain) margin = 0;
-  if (next_by_hair && kept < values.size()) margin = std::min(margin, std::max(best - score(kept), 0.0));
+  for (size_t i = kept; i < reach; ++i) margin = std::min(margin, std::max(best - score(i), 0.0));
   return {ids[winner], std::min(static_cast<float>(margin * static_cast<double>(params.temperature)), kNoRival)};
 }
 
