@@ -153,7 +153,7 @@ describe("data", () => {
     assert.ok(names.includes("weights") && names.includes("smoke") && names.at(-1) === "ready", names.join());
     assert.match(await page.locator(".flags").innerText(), /--store-text/);
     await rows.nth(1).click();
-    await page.getByText("ended without notice").first().waitFor();
+    await page.locator(".facts dd").filter({ hasText: "ended without notice" }).waitFor();
     assert.deepEqual(await faults(), []);
   });
 

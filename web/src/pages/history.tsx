@@ -121,9 +121,9 @@ function TimelineLegend() {
 function Timeline({ runs, now, chosen }: { runs: ServiceRun[]; now: number; chosen: number | undefined }) {
   const width = 1200;
   const from = Math.min(...runs.map((r) => r.started));
-  const span = Math.max(60_000, now - from);
+  const span = Math.max(10_000, now - from);
   const x = (t: number) => 10 + ((t - from) / span) * (width - 20);
-  const steps = [60e3, 300e3, 900e3, 3600e3, 3 * 3600e3, 6 * 3600e3, 12 * 3600e3, 86400e3, 2 * 86400e3, 7 * 86400e3, 30 * 86400e3];
+  const steps = [2e3, 5e3, 15e3, 30e3, 60e3, 300e3, 900e3, 3600e3, 3 * 3600e3, 6 * 3600e3, 12 * 3600e3, 86400e3, 2 * 86400e3, 7 * 86400e3, 30 * 86400e3];
   const step = steps.find((s) => span / s <= 9) ?? 90 * 86400e3;
   const ticks: number[] = [];
   const zone = new Date(from).getTimezoneOffset() * 60_000;
@@ -136,7 +136,7 @@ function Timeline({ runs, now, chosen }: { runs: ServiceRun[]; now: number; chos
           <g key={t}>
             <line class="tl-tick" x1={x(t)} x2={x(t)} y1={4} y2={40} />
             <text class="tl-text" x={x(t)} y={56}>
-              {step >= 86400e3 ? day(t).slice(5) : clock(t).slice(0, 5)}
+              {step >= 86400e3 ? day(t).slice(5) : step < 60e3 ? clock(t) : clock(t).slice(0, 5)}
             </text>
           </g>
         ))}

@@ -12,6 +12,8 @@ export function NowPage() {
   const series = usePolled<Series>("series?minutes=60", 5000).data;
   const events = usePolled<EventPage>("events?limit=12", 4000).data;
   if (!now) return <Empty title="Asking the server …" />;
+  // Right after a start an hour would be an empty chart with a line at its edge.
+  const from = series ? Math.max(series.from, Math.min(series.time[0] ?? series.from, series.to - 300_000)) : 0;
   const e = now.engine;
   return (
     <>
@@ -20,12 +22,12 @@ export function NowPage() {
         items={[
           { name: "Decode", value: rate(e.decode_tps_1m), unit: "tok/s", title: "Generated tokens a second over the last minute; 0 when idle" },
           { name: "Prefill", value: rate(e.prefill_tps_1m), unit: "tok/s", title: "Prompt tokens a second over the last minute" },
-          { name: "Tokens a round", value: fixed(e.tokens_per_round_1m || (e.rounds ? 1 + e.accepted / e.rounds : null), 2), title: "Mean acceptance length: 1 + accepted ÷ rounds; last minute, or since the start when idle" },
+          { name: "Tokens a round", value: fixed(e.tokens_per_round_1m || (e.rounds ? 1 + e.accepted / e.rounds : null), 2), title: "Mean acceptance length: 1 + accepted ÷ rounds; last minute, or since the server was ready when idle" },
           { name: "Running", value: integer(e.running), unit: `of ${e.max_running}`, meter: e.max_running ? e.running / e.max_running : 0 },
           { name: "Waiting", value: integer(e.waiting), unit: `of ${e.max_queue}`, meter: e.max_queue ? e.waiting / e.max_queue : 0 },
           { name: "Pages", value: integer(e.pages_used), unit: `of ${integer(e.pages_total)}`, meter: e.pages_total ? e.pages_used / e.pages_total : 0, title: "KV pages in use" },
           { name: "Slots", value: integer(e.slots_used), unit: `of ${e.slots_total}`, meter: e.slots_total ? e.slots_used / e.slots_total : 0, title: "Recurrent-state slots in use" },
-          { name: "Finished", value: integer(e.finished), unit: e.failed ? `${e.failed} failed` : e.cancelled ? `${e.cancelled} cancelled` : "", title: "Requests since the start" },
+          { name: "Finished", value: integer(e.finished), unit: e.failed ? `${e.failed} failed` : e.cancelled ? `${e.cancelled} cancelled` : "", title: "Requests since the server was ready" },
         ]}
       />
       <div class="columns two-one">
@@ -35,7 +37,7 @@ export function NowPage() {
               <TimeChart
                 label="Tokens a second over the last hour"
                 time={series.time}
-                from={series.from}
+                from={from}
                 to={series.to}
                 height={210}
                 minTop={10}
@@ -75,7 +77,7 @@ export function NowPage() {
               <TimeChart
                 label="Mean tokens a round over the last hour"
                 time={series.time}
-                from={series.from}
+                from={from}
                 to={series.to}
                 height={120}
                 minTop={2}
@@ -85,7 +87,7 @@ export function NowPage() {
               <Empty title="No rounds in the last hour.">What each verify pass committed appears here.</Empty>
             )}
           </Panel>
-          <Panel title="Acceptance by position" aside={e.rounds ? `${count(e.rounds, "round")} since the start` : undefined}>
+          <Panel title="Acceptance by position" aside={e.rounds ? `${count(e.rounds, "round")} since it was ready` : undefined}>
             {e.rounds && e.accepted_at.some((n) => n > 0) ? (
               <ByPosition acceptedAt={e.accepted_at} rounds={e.rounds} />
             ) : (

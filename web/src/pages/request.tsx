@@ -200,9 +200,11 @@ function Trees({ r }: { r: RequestDetail }) {
       <div class="columns half">
         <div class="stack">
           <Written rounds={rounds} texts={texts} here={here} go={go} />
+          <RoundTable rounds={rounds} here={here} go={go} texts={texts} />
+        </div>
+        <div class="stack">
           <Acceptance r={r} />
         </div>
-        <RoundTable rounds={rounds} here={here} go={go} texts={texts} />
       </div>
     </>
   );

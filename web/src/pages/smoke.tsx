@@ -156,8 +156,8 @@ function RunPanel({ run, now }: { run: SmokeRun; now: number }) {
           <Empty title="No check ran.">{run.message}</Empty>
         ) : (
           <div class="checks">
-            {run.checks.map((check, i) => (
-              <Check key={i} check={check} />
+            {groups(run.checks).map((group) => (
+              <CheckGroup key={group[0]!.name} checks={group} />
             ))}
           </div>
         )}
@@ -166,31 +166,62 @@ function RunPanel({ run, now }: { run: SmokeRun; now: number }) {
   );
 }
 
-function Check({ check }: { check: SmokeCheck }) {
+// Checks of one name in a row: one heading for them all.
+function groups(checks: SmokeCheck[]): SmokeCheck[][] {
+  const list: SmokeCheck[][] = [];
+  for (const check of checks) {
+    const last = list[list.length - 1];
+    if (last && last[0]!.name === check.name) last.push(check);
+    else list.push([check]);
+  }
+  return list;
+}
+
+function CheckGroup({ checks }: { checks: SmokeCheck[] }) {
+  const first = checks[0]!;
+  const verdict = checks.some((c) => c.verdict === "fail") ? "fail" : checks.every((c) => c.verdict === "skip") ? "skip" : "pass";
   return (
-    <article class="check" data-verdict={check.verdict}>
-      <header>
-        <Badge tone={verdictTone(check.verdict)}>
-          <b>{check.name}</b>
-        </Badge>
-        {check.mode && <span>{check.mode}</span>}
-        {check.input_id && <span class="softer">{check.input_id}</span>}
-        <span class="grow" />
-        {check.figure !== null && (
-          <span>
-            {Number.isInteger(check.figure) ? check.figure : fixed(check.figure, 2)} <span class="softer">{check.unit}</span>
-          </span>
-        )}
-        <span class="softer">{duration(check.ms)}</span>
-        <span class="visually-hidden">{verdictWord(check.verdict)}</span>
-      </header>
-      {check.verdict !== "fail" && check.what && <p class="small soft">{check.what}</p>}
-      {check.message && <p class={check.verdict === "fail" ? "bad-text" : "small soft"}>{check.message}</p>}
-      {check.output && (
-        <div class="output" tabIndex={0} role="region" aria-label={`What the model wrote for ${check.name} ${check.input_id}`}>
-          {check.output}
-        </div>
+    <section class="check-group">
+      <h3>
+        <Badge tone={verdictTone(verdict)}>{first.name}</Badge>
+        <span class="softer small">{verdictWord(verdict)}</span>
+      </h3>
+      {first.what && <p class="small soft">{first.what}</p>}
+      {checks.map((check, i) => (
+        <Check key={i} check={check} />
+      ))}
+    </section>
+  );
+}
+
+function Check({ check }: { check: SmokeCheck }) {
+  const line = (
+    <>
+      <Badge tone={verdictTone(check.verdict)}>{[check.mode, check.input_id].filter(Boolean).join(" · ") || "result"}</Badge>
+      <span class="visually-hidden">{verdictWord(check.verdict)}</span>
+      <span class="grow" />
+      {check.figure !== null && (
+        <span>
+          {Number.isInteger(check.figure) ? check.figure : check.figure >= 100 ? check.figure.toFixed(0) : fixed(check.figure, 2)} <span class="softer">{check.unit}</span>
+        </span>
       )}
-    </article>
+      <span class="softer took">{duration(check.ms)}</span>
+    </>
+  );
+  return (
+    <div class="check" data-verdict={check.verdict}>
+      {check.output ? (
+        // Plain answers are the ones to read; other modes wrote the same, or failed.
+        <details open={check.verdict === "fail" || (check.name === "coherent" && check.verdict === "pass")}>
+          <summary>{line}</summary>
+          <div class="output" tabIndex={0} role="region" aria-label={`What the model wrote: ${check.name} ${check.mode} ${check.input_id}`}>
+            {check.output}
+          </div>
+        </details>
+      ) : (
+        <div class="line">{line}</div>
+      )}
+      {check.message && <p class={check.verdict === "fail" ? "bad-text small" : "small soft"}>{check.message}</p>}
+    </div>
   );
 }
