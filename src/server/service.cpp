@@ -155,7 +155,8 @@ Status Service::load() {
               {"kv_pages", s.pages_total},
               {"page_size", m.options.page_size},
               {"state_slots", s.slots_total}};
-    m.store->set_run_details(m.run_id, dump_json(devices), dump_json(plan));
+    m.store->set_run_details(m.run_id, dump_json(devices), dump_json(plan), mode_name(m.options.engine.mode), (*loaded)->info.drafter);
+    m.store->set_run_pair(m.run_id, (*loaded)->info.drafter, mode_name(m.options.engine.mode));
   }
   if (m.draining) return {Code::kCancelled, "asked to stop while loading"};
   if (m.options.skip_smoke) {
@@ -248,6 +249,7 @@ void Service::drain(double seconds) {
 void Service::close(int exit_code, const std::string& reason) {
   Impl& m = *impl_;
   if (!m.store) return;
+  std::lock_guard smoke(m.smoke_mutex);  // a suite asked for by the dashboard writes its result first: the drain has cancelled it
   if (!m.phases.state().over()) (void)m.phases.enter(Phase::kDraining);
   if (m.phases.state().phase != Phase::kFailed) (void)m.phases.enter(Phase::kStopped, reason);
   m.store->end_run(m.run_id, reason, exit_code);

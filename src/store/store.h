@@ -111,7 +111,11 @@ class Store {
   // --- writing: all return the new row's id at once -----------------------------------------------------------------------------
   virtual int64_t begin_run(ServiceRun run) = 0;  // started_ms 0: now. Rows added with run_id 0 afterwards belong to this run
   virtual void set_run_ready(int64_t run_id, int64_t at_ms, const std::string& smoke) = 0;  // smoke: "pass", "skipped"
-  virtual void set_run_details(int64_t run_id, const std::string& devices, const std::string& plan) = 0;
+  // What only loading tells. Empty mode and drafter leave what begin_run() said.
+  virtual void set_run_details(int64_t run_id, const std::string& devices, const std::string& plan, const std::string& mode = {},
+                               const std::string& drafter = {}) = 0;
+  // What was only known once the pair was loaded; replaces what begin_run() had.
+  virtual void set_run_pair(int64_t run_id, const std::string& drafter, const std::string& mode) = 0;
   virtual void end_run(int64_t run_id, const std::string& reason, int32_t exit_code) = 0;  // and flushes
   virtual int64_t add_phase(ServicePhase phase) = 0;
   virtual int64_t add_request(RequestRecord request, std::vector<RoundTree> trees = {}) = 0;
