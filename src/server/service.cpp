@@ -156,7 +156,6 @@ Status Service::load() {
               {"page_size", m.options.page_size},
               {"state_slots", s.slots_total}};
     m.store->set_run_details(m.run_id, dump_json(devices), dump_json(plan), mode_name(m.options.engine.mode), (*loaded)->info.drafter);
-    m.store->set_run_pair(m.run_id, (*loaded)->info.drafter, mode_name(m.options.engine.mode));
   }
   if (m.draining) return {Code::kCancelled, "asked to stop while loading"};
   if (m.options.skip_smoke) {

@@ -114,8 +114,6 @@ class Store {
   // What only loading tells. Empty mode and drafter leave what begin_run() said.
   virtual void set_run_details(int64_t run_id, const std::string& devices, const std::string& plan, const std::string& mode = {},
                                const std::string& drafter = {}) = 0;
-  // What was only known once the pair was loaded; replaces what begin_run() had.
-  virtual void set_run_pair(int64_t run_id, const std::string& drafter, const std::string& mode) = 0;
   virtual void end_run(int64_t run_id, const std::string& reason, int32_t exit_code) = 0;  // and flushes
   virtual int64_t add_phase(ServicePhase phase) = 0;
   virtual int64_t add_request(RequestRecord request, std::vector<RoundTree> trees = {}) = 0;

@@ -287,7 +287,6 @@ TEST_CASE("a run's life: phases with durations, readiness, its end; ids go on af
     history->set_run_ready(run_id, 1'900'000'009'999, "pass");  // ready again after being degraded: the first time counts
     history->set_run_details(run_id, "", "", "DDTREE", "drafts/here");
     history->set_run_details(run_id, R"({"cpu":1})", "[]");
-    history->set_run_pair(run_id, "drafts/x", "DDTREE");
     request_id = history->add_request(sample_request(0, "NONE", "stop"));
     history->end_run(run_id, "asked to stop", 0);
   }
@@ -297,7 +296,6 @@ TEST_CASE("a run's life: phases with durations, readiness, its end; ids go on af
   CHECK(((*run)->end_reason == "asked to stop" && (*run)->exit_code == 0 && (*run)->ended_ms > 0));
   CHECK(((*run)->ready_ms == 1'900'000'002'500 && (*run)->smoke == "pass" && (*run)->devices == R"({"cpu":1})" &&
          (*run)->mode == "DDTREE" && (*run)->drafter == "drafts/here" && (*run)->pid == getpid()));
-  CHECK(((*run)->drafter == "drafts/x" && (*run)->mode == "DDTREE"));
   auto phases = history->phases(run_id);
   REQUIRE((phases.ok() && phases->size() == 2));
   CHECK((*phases)[0].lasted_ms == 2500);
