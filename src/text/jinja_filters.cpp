@@ -131,7 +131,8 @@ Value first(Interpreter& in, const Value& value, Args& args) {
 
 Value last(Interpreter& in, const Value& value, Args& args) {
   const Bound b("last", args, {});
-  if (value.is(Kind::kIterator)) throw TypeError("'generator' object is not reversible");
+  if (value.is(Kind::kIterator) || value.is(Kind::kLoop))
+    throw TypeError(std::string("'") + type_name(value) + "' object is not reversible");
   const List items = in.iterate_counted(value);
   return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
 }

@@ -183,8 +183,8 @@ Value wordwrap(Interpreter& in, const Value& value, Args& args) {
       }
       if (!chunks.empty() && static_cast<Int>(chunks.back().size()) > width) {
         if (break_long) {
-          auto room = static_cast<size_t>(std::max<Int>(width - used, 1));
-          if (on_hyphens && chunks.back().size() > room) {
+          auto room = static_cast<size_t>(width - used);  // may be none: an empty part, and the white space before it stays, as in textwrap
+          if (on_hyphens && room > 0 && chunks.back().size() > room) {
             const size_t hyphen = chunks.back().rfind(U'-', room - 1);
             if (hyphen != CodePoints::npos && hyphen > 0 && chunks.back().find_first_not_of(U'-') < hyphen) room = hyphen + 1;
           }
@@ -229,9 +229,10 @@ Value format(Interpreter& in, const Value& value, Args& args) {
 
 Value filesizeformat(Interpreter& in, const Value& value, Args& args) {
   const Bound b("filesizeformat", args, {"binary"});
-  Args none;
-  const Value size = call_filter(in, "float", value, none);
-  if (!value.is_number() && !(value.is_string() && size.as_real() != 0)) throw TypeError("filesizeformat: a number is required");
+  Args or_none;
+  or_none.positional.push_back(Value::none());
+  const Value size = call_filter(in, "float", value, or_none);
+  if (size.is(Kind::kNone)) throw TypeError("filesizeformat: a number is required, not " + repr(value));
   const double bytes = size.as_real();
   const double base = b.flag(0, false) ? 1024 : 1000;
   if (bytes == 1) return Value::string("1 Byte");

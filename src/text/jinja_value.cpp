@@ -455,7 +455,7 @@ List iterate(const Value& value) {
       for (const char32_t c : decode(value.text())) {
         std::string one;
         append_utf8(one, c);
-        out.push_back(Value::string(std::move(one), value.markup()));
+        out.push_back(Value::string(std::move(one)));  // plain, as Markup's own iterator gives them
       }
       return out;
     }

@@ -1,7 +1,7 @@
 // Compares `ddtree template --lines` with Python's jinja2, set up as Hugging Face sets it up (jinja-oracle.py): every chat template of
 // tests/data/templates and the tiny pair's, over generated requests; fixed snippets, one for each feature; and random snippets.
 //
-//   node --test tests/clients/jinja-oracle.mjs      SEED=n repeats a run, SNIPPETS=n sets how many random ones
+//   node --test tests/clients/jinja-oracle.mjs      SEED=n (or random) sets the seed, SNIPPETS=n how many random ones
 //   DDTREE=path of the executable (default build/ddtree)
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
@@ -16,7 +16,7 @@ import { Random } from './jinja-random.mjs';
 const here = dirname(fileURLToPath(import.meta.url));
 const top = join(here, '..', '..');
 const ddtree = process.env.DDTREE ?? join(top, 'build', 'ddtree');
-const seed = Number(process.env.SEED ?? Date.now() % 1_000_000_007);
+const seed = process.env.SEED === 'random' ? Date.now() % 1_000_000_007 : Number(process.env.SEED ?? 20260607);
 const snippets = Number(process.env.SNIPPETS ?? 1500);
 
 function run(command, args, cases) {
