@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "nn/assign.h"
@@ -143,6 +144,7 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kPass, &staged_));
 
   std::vector<int32_t> from;
+  output->faulty_rows.clear();
   output->logits_row.assign(forest.token.size(), -1);
   for (size_t r = 0; r < forest.token.size(); ++r) {
     if (!forest.wants_logits[r]) continue;
@@ -180,6 +182,11 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   }
   committed_ = false;
   if (bad >= 0) {
+    // One sequence's fault is not its neighbours': rows never see other segments, so all rows but these are right.
+    for (size_t i = 0; i < from.size(); ++i) {
+      const float* x = output->logits + i * static_cast<size_t>(spec_.vocab_size);
+      if (!std::all_of(x, x + options_.real_vocab, [](float v) { return std::isfinite(v); })) output->faulty_rows.push_back(from[i]);
+    }
     const int32_t row = from[bad];
     size_t segment = 0;
     while (row >= pass_.segments[segment].first_row + pass_.segments[segment].row_count) ++segment;

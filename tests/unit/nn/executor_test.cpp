@@ -490,6 +490,7 @@ TEST_CASE("executor: logits that are not finite are an engine fault that names t
   INFO(status.message());
   CHECK(status.code() == Code::kEngineFault);
   CHECK(status.message().find("row 6 (segment 1, slot 2, position 2, token 70)") != std::string::npos);
+  CHECK(out.faulty_rows == std::vector<int32_t>{6, 7, 8});  // it and what hangs below it
   // The other sequence's rows are untouched by it.
   Forest only = chain(u, 4, false);
   PassOutput again;
