@@ -105,9 +105,8 @@ class SqliteStore final : public Store {
   void set_run_details(int64_t run_id, const std::string& devices, const std::string& plan, const std::string& mode,
                        const std::string& drafter) override {
     update(
-        "UPDATE service_run SET devices = ?1, plan = ?2, mode = CASE ?3 WHEN '' THEN mode ELSE ?3 END, drafter = CASE ?4 WHEN '' THEN "
-        "drafter "
-        "ELSE ?4 END WHERE id = ?5",
+        "UPDATE service_run SET devices = ?1, plan = ?2, mode = CASE ?3 WHEN '' THEN mode ELSE ?3 END, "
+        "drafter = CASE ?4 WHEN '' THEN drafter ELSE ?4 END WHERE id = ?5",
         {devices, plan, mode, drafter, run_id});
   }
   void end_run(int64_t run_id, const std::string& reason, int32_t exit_code) override {
