@@ -288,6 +288,7 @@ void chat(Service& service, const HttpRequest& request, HttpResponse& response) 
   limits.defaults = serving->defaults;
   if (auto e = parse_chat(std::move(body), limits, &r.fields)) return send_error(response, *e);
   if (auto e = check_model(*serving, r.fields.model)) return send_error(response, *e);
+  if (auto e = check_speculation(*serving, r.fields.engine)) return send_error(response, *e);
   if (serving->always_include_usage && r.fields.stream) r.fields.include_usage = true;
   if (!serving->chat_template)
     return send_error(
@@ -328,7 +329,7 @@ void chat(Service& service, const HttpRequest& request, HttpResponse& response) 
   std::vector<Generation::Part> parts;
   parts.push_back(std::move(part));
   auto started = Generation::start(service, serving, std::move(parts), *request.peer);
-  if (!started) return send_error(response, from_status(started.status()));
+  if (!started) return send_error(response, submit_error(service, started.status()));
   r.generation = std::move(*started);
   r.generation->note_thinking(rendered->opens_reasoning ? 1 : 0);
   r.generation->note_prompt(0, rendered->prompt);

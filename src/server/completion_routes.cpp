@@ -157,6 +157,7 @@ void completion(Service& service, const HttpRequest& request, HttpResponse& resp
   limits.defaults = serving->defaults;
   if (auto e = parse_completion(body, limits, &r.fields)) return send_error(response, *e);
   if (auto e = check_model(*serving, r.fields.model)) return send_error(response, *e);
+  if (auto e = check_speculation(*serving, r.fields.engine)) return send_error(response, *e);
   if (serving->always_include_usage && r.fields.stream) r.fields.include_usage = true;
   r.serving = serving;
   r.id = new_request_id("cmpl-");
@@ -194,7 +195,7 @@ void completion(Service& service, const HttpRequest& request, HttpResponse& resp
   }
   r.unfinished = r.choices.size();
   auto started = Generation::start(service, serving, std::move(parts), *request.peer);
-  if (!started) return send_error(response, from_status(started.status()));
+  if (!started) return send_error(response, submit_error(service, started.status()));
   r.generation = std::move(*started);
   for (size_t i = 0; i < texts.size(); ++i) r.generation->note_prompt(i, std::move(texts[i]));
   set_reply_headers(response, r.id, r.fields.ignored);

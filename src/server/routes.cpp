@@ -61,6 +61,24 @@ std::optional<ApiError> check_model(const Serving& serving, const std::string& n
   return e;
 }
 
+std::optional<ApiError> check_speculation(const Serving& serving, const Request& request) {
+  if (!request.mode) return {};
+  const bool blocks = *request.mode == SpeculationMode::kDflash || *request.mode == SpeculationMode::kDdtree;
+  if (blocks ? serving.info.has_drafter : *request.mode == SpeculationMode::kNextn ? serving.info.has_mtp : true) return {};
+  return invalid_value("speculative_algorithm",
+                       fmt::format("speculative_algorithm {} needs {}, which this server has not loaded; NONE{} works",
+                                   mode_name(*request.mode), blocks ? "a DFlash drafter" : "an MTP head",
+                                   serving.info.has_drafter ? ", DFLASH or DDTREE"
+                                   : serving.info.has_mtp   ? " or NEXTN"
+                                                            : ""));
+}
+
+ApiError submit_error(Service& service, const Status& status) {
+  if (status.code() == Code::kTemporary && service.draining())
+    if (auto e = not_ready(service)) return *e;
+  return from_status(status);
+}
+
 std::optional<ApiError> fit_context(const Serving& serving, const char* param, int32_t max_tokens, Request* request) {
   const int64_t context = serving.info.context_length;
   const int64_t prompt = static_cast<int64_t>(request->prompt.size());

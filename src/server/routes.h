@@ -30,6 +30,11 @@ std::optional<ApiError> not_ready(Service& service);
 // The model a request names: empty and every served name are fine, anything else is a 404.
 std::optional<ApiError> check_model(const Serving& serving, const std::string& name);
 
+// A mode that the loaded pair cannot run, asked for by name.
+std::optional<ApiError> check_speculation(const Serving& serving, const Request& request);
+// Why the engine did not take a request: a full queue is a 429, draining a 503.
+ApiError submit_error(Service& service, const Status& status);
+
 // Fills in max_tokens and checks that the prompt leaves room: context_length_exceeded with both numbers. `param`: "messages" or "prompt".
 std::optional<ApiError> fit_context(const Serving& serving, const char* param, int32_t max_tokens, Request* request);
 

@@ -138,6 +138,7 @@ Status Service::open_store() {
 Status Service::load() {
   Impl& m = *impl_;
   const auto fail = [&](Status status) {
+    if (m.draining) return Status(Code::kCancelled, "asked to stop while loading");  // phases no longer go forward: not a fault
     (void)m.phases.enter(Phase::kFailed, status.message());
     return status;
   };
@@ -325,7 +326,9 @@ void Service::request_finished(RecentRequest finished) {
     const std::string model = m.serving ? m.serving->info.name : "";
     m.store->add_request(request_record(finished, m.run_id, model), round_trees(finished.stats));
   }
-  if (m.options.recent_trees > 0) {
+  // What was refused at the door has nothing to show, and must not push out what has.
+  const bool refused = finished.http_status == 400 || finished.http_status == 429;
+  if (m.options.recent_trees > 0 && !refused) {
     m.recent.push_front(std::make_shared<const RecentRequest>(std::move(finished)));
     while (m.recent.size() > static_cast<size_t>(m.options.recent_trees)) m.recent.pop_back();
   }

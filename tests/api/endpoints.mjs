@@ -105,7 +105,9 @@ test('statistics keep their identities (I3) in every mode', async () => {
       const h = s.acceptance_histogram;
       assert.equal(h.reduce((a, b) => a + b, 0), s.num_spec_steps);
       assert.equal(h.reduce((a, n, i) => a + n * i, 0), s.num_accepted_draft_tokens);
-      assert.equal(s.num_accepted_draft_tokens + s.num_spec_steps + 1, r.usage.completion_tokens);
+      // One token from the prefill, one of its own from each round; the last round has none where the end token was itself a draft.
+      const own = r.usage.completion_tokens - s.num_accepted_draft_tokens;
+      assert.ok(own === s.num_spec_steps + 1 || (own === s.num_spec_steps && speculative_algorithm !== 'NONE'), `${own} own tokens in ${s.num_spec_steps} rounds`);
       assert.ok(Math.abs(s.mean_acceptance_length - (1 + s.num_accepted_draft_tokens / s.num_spec_steps)) < 1e-9);
       if (speculative_algorithm === 'NONE') assert.equal(s.num_draft_tokens, 0);
       else assert.ok(s.num_draft_tokens >= s.num_accepted_draft_tokens);

@@ -181,6 +181,24 @@ test('a second signal stops at once', async () => {
   await server.stop();
 });
 
+test('a stop while loading is heard at once and is no failure', async () => {
+  for (const after of [0, 100, 400, 1000]) {
+    const server = await Server.start({ ready: false });
+    await eventually('it listens', async () => {
+      try {
+        return (await server.get('/livez')).status > 0;
+      } catch {
+        return false;
+      }
+    });
+    await new Promise((done) => setTimeout(done, after));
+    server.signal('SIGTERM');
+    assert.deepEqual(await server.exited, { code: 0, signal: null }, server.log);
+    assert.doesNotMatch(server.log, /[Ff]ailed/);
+    await server.stop();
+  }
+});
+
 test('exit codes: flags 64, model files 65, a port in use 69', async () => {
   const run = (...args) => spawnSync(binary, ['serve', ...args], { encoding: 'utf8', timeout: 60_000 });
   const unknown = run('--modle-path', 'x');

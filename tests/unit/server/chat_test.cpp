@@ -289,6 +289,21 @@ TEST_CASE("a prompt that does not fit says both numbers, streaming or not") {
   CHECK(r.max_tokens + static_cast<int>(r.prompt.size()) == 512);
 }
 
+TEST_CASE("a speculation mode that the pair cannot run is refused by its field") {
+  Harness h;  // says that it has neither drafter nor MTP head
+  for (const char* mode : {"DDTREE", "DFLASH", "NEXTN"}) {
+    Json body = chat_body();
+    body["speculative_algorithm"] = mode;
+    const auto r = h.post("/v1/chat/completions", body);
+    CHECK(r.status == 400);
+    CHECK(r.body["error"]["param"] == "speculative_algorithm");
+    CHECK(r.body["error"]["message"].get<std::string>().find("NONE") != std::string::npos);
+  }
+  Json body = chat_body();
+  body["speculative_algorithm"] = "NONE";
+  CHECK(h.post("/v1/chat/completions", body).status == 200);
+}
+
 TEST_CASE("model names: served ones, none, and others") {
   Harness h;
   Json body = chat_body();

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <catch2/catch_test_macros.hpp>
+#include <random>
 
 #include "harness.h"
 #include "server/router.h"
@@ -145,6 +146,32 @@ TEST_CASE("a request that is no HTTP, and a POST without a length, get an answer
   raw.send("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n");
   const std::string got = raw.read_until("invalid_json");
   CHECK(got.rfind("HTTP/1.1 400", 0) == 0);
+}
+
+TEST_CASE("broken bytes never stop the server") {
+  Harness h;
+  const std::string good = post_text("/v1/chat/completions", chat_body().dump());
+  std::mt19937 random(20240611);
+  for (int i = 0; i < 300; ++i) {
+    std::string bytes = good;
+    for (int k = static_cast<int>(random() % 4); k >= 0; --k) {
+      const size_t at = random() % bytes.size();
+      switch (random() % 4) {
+        case 0: bytes[at] = static_cast<char>(random()); break;
+        case 1: bytes.erase(at, random() % 20); break;
+        case 2: bytes.insert(at, std::string(random() % 300, static_cast<char>(random()))); break;
+        default: bytes.insert(at, "\r\n\r\n"); break;
+      }
+      if (bytes.empty()) bytes = "x";
+    }
+    Raw raw(h.http->port());
+    raw.send(bytes);
+    ::shutdown(raw.fd, SHUT_WR);
+    raw.read_until("\r\n");
+  }
+  CHECK(h.get("/health").status == 200);
+  CHECK(h.post("/v1/chat/completions", chat_body()).status == 200);
+  CHECK(Harness::eventually([&] { return h.service.live_requests().empty(); }));
 }
 
 TEST_CASE("with --api-key the probes and the page stay open and all else asks") {
