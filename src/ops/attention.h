@@ -3,6 +3,7 @@
 // attention_prepare: splits the packed projection, norms q and k per head (w · x / rms, float32), rotates the first rotary_dim dimensions
 //   (NeoX pairs (i, i + rotary_dim/2); the rest passes), and stores K and V: of every row to `scratch`, of certain rows also to `pool` at
 //   the row's place (side effect: those places now belong to the row's token). q comes out normed and rotated, unscaled.
+//   K columns of `packed` may be overwritten (they are not read again).
 //   Packed columns: per query head [q (D) | gate (D)] with an output gate, [q (D)] without; then K heads; then V heads.
 //   BF16 boundaries: q, K (after rotation) and V are rounded.
 //
