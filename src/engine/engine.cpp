@@ -34,6 +34,7 @@ class EngineImpl final : public Engine {
         random_(std::random_device{}()) {
     state_.pages_total = pages_.total();
     state_.slots_total = slots_.total();
+    published_ = state_;  // asked for before the first step: the plan of this run
   }
 
   ~EngineImpl() override {

@@ -152,6 +152,10 @@ describe("data", () => {
     assert.deepEqual(names, detail.phases.map((p) => p.phase));
     assert.ok(names.includes("weights") && names.includes("smoke") && names.at(-1) === "ready", names.join());
     assert.match(await page.locator(".flags").innerText(), /--store-text/);
+    assert.equal(detail.mode, "DDTREE");
+    assert.ok(detail.drafter, "the drafter is not recorded");
+    const facts = await page.locator(".facts").first().innerText();
+    for (const part of [detail.version, `pid ${detail.pid}`, "DDTREE", detail.drafter]) assert.ok(facts.includes(part), `${part} is not in ${facts}`);
     await rows.nth(1).click();
     await page.locator(".facts dd").filter({ hasText: "ended without notice" }).waitFor();
     assert.deepEqual(await faults(), []);

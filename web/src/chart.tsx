@@ -34,7 +34,7 @@ export function TimeChart(props: { label: string; time: number[]; lines: Line[];
       // Minutes and seconds of this browser's zone; x is in seconds.
       scales: { x: { time: true }, y: { range: (_u, _min, max) => [0, Math.max(props.minTop, (max ?? 0) * 1.08)] } },
       axes: [
-        { ...axis, grid: { show: false }, space: 70, size: 26, values: (_u, splits) => splits.map((s) => clock(s * 1000).slice(0, 5)) },
+        { ...axis, grid: { show: false }, space: 64, size: 26, incrs: [60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400], values: (_u, splits) => splits.map((s) => clock(s * 1000).slice(0, 5)) },
         { ...axis, size: 46, space: 34 },
       ],
       series: [
