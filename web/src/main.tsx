@@ -1,4 +1,8 @@
-import "./style.css";
+import "./style/frame.css";
+import "./style/parts.css";
+import "./style/charts.css";
+import "./style/tree.css";
+import "./style/last.css";
 import { render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { apiKey, disconnected, giveKey, keyWanted, lastAnswer, usePolled } from "./api.ts";
