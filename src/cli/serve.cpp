@@ -73,8 +73,11 @@ int serve(int argc, char** argv) {
   // Loading runs beside the signals, so that a stop is heard at any time.
   std::atomic<bool> loaded{false};
   Status load_status;
-  const std::string address =
-      fmt::format("http://{}:{}", config.http.host == "0.0.0.0" || config.http.host == "::" ? "127.0.0.1" : config.http.host, http.port());
+  // What a browser on this machine opens.
+  std::string shown = config.http.host;
+  if (shown == "0.0.0.0" || shown == "::") shown = "127.0.0.1";
+  if (shown.find(':') != std::string::npos) shown = "[" + shown + "]";
+  const std::string address = fmt::format("http://{}:{}", shown, http.port());
   const pid_t self = getpid();
   std::thread loader([&] {
     load_status = service.load();

@@ -484,6 +484,7 @@ std::string serve_help() {
         continue;
       }
       if (column + word.size() > 108) {
+        while (line.back() == ' ') line.pop_back();
         line += "\n" + std::string(38, ' ');
         column = 38;
       }
