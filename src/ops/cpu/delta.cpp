@@ -183,7 +183,7 @@ void CpuBackend::delta_rule(const DeltaRuleArgs& args) {
           float* u = trace.update(layer, row) + head * dv;
           float* o = from_q + e * dv;
           const float* s = from_k + e * dv;
-          for (int64_t i = 0; i < dv; ++i) u[i] = v[i] - from_state * s[i];
+          kernels_.subtract(dv, v, from_state, s, u);
           kernels_.scale(dv, from_state, o);
           kernels_.add_rows2(dv, ancestors, path, kk, kq, update_base, heads * dv, u, o);
           kernels_.scale(dv, trace.betas.data()[row * heads + head], u);

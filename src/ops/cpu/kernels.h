@@ -40,6 +40,7 @@ struct Kernels {
   float (*softmax)(int64_t n16, float scale, float* s);  // s = exp(scale · (s - max)); returns the sum. -inf gives 0
   void (*exp)(int64_t n16, const float* x, float* y);    // exact 0 far below, inf far above, NaN stays
   void (*scale)(int64_t n, float by, float* y);
+  void (*subtract)(int64_t n, const float* x, float by, const float* s, float* y);  // y = x - by · s
   void (*rms_norm)(int64_t n, const float* x, const float* w, float eps, float* y);
   void (*add_rms_norm)(int64_t n, float* x, const float* delta, const float* w, float eps, float* y);
   void (*gate_silu)(int64_t n, float* y, const float* z);     // y *= silu(z)
