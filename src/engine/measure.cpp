@@ -7,7 +7,8 @@
 namespace ddtree {
 namespace {
 
-constexpr double kTimeLimit = 900;        // ms for everything
+constexpr double kTimeLimit = 900;        // ms; past it nothing is repeated, but every size is still run once:
+constexpr double kHardLimit = 8000;       // a busy machine must not leave `auto` with guesses. ms
 constexpr int32_t kContext = 64;          // committed tokens below the measured rows
 constexpr int32_t kRowsPerSequence = 32;  // as a batch of trees has them
 
@@ -16,7 +17,7 @@ constexpr int32_t kRowsPerSequence = 32;  // as a batch of trees has them
 Status Rounds::measure() {
   const ExecutorOptions& e = executor_.options();
   const auto begin = Clock::now();
-  const auto out_of_time = [&] { return milliseconds_between(begin, Clock::now()) > kTimeLimit; };
+  const auto out_of_time = [&](double limit) { return milliseconds_between(begin, Clock::now()) > limit; };
   // As many sequences as slots and pages allow, each with a committed prefix, so that drafts and attention have something to read.
   const int32_t pages_each = (kContext + kRowsPerSequence + e.page_size - 1) / e.page_size + 1;
   const int32_t sequences = std::min({options_.max_running, e.slots, e.pages / pages_each});
@@ -56,7 +57,7 @@ Status Rounds::measure() {
   // The best of a few: what the machine can do, not what else it was doing.
   const auto best_of = [&](int repeats, auto&& body) -> Result<double> {
     double best = 1e9;
-    for (int i = 0; i < repeats && (i == 0 || !out_of_time()); ++i) {
+    for (int i = 0; i < repeats && (i == 0 || !out_of_time(kTimeLimit)); ++i) {
       const auto start = Clock::now();
       DDTREE_RETURN_IF_ERROR(body());
       best = std::min(best, milliseconds_between(start, Clock::now()));
@@ -76,7 +77,7 @@ Status Rounds::measure() {
   size_t measured = 0;
   if (executor_.drafter() != nullptr) {
     DraftOutput drafts;
-    for (; measured < draft.knots().size() && !out_of_time(); ++measured) {
+    for (; measured < draft.knots().size() && !out_of_time(kHardLimit); ++measured) {
       const int32_t n = static_cast<int32_t>(draft.knots()[measured]);
       if (n > sequences) break;
       std::vector<DraftQuery> queries;
@@ -93,7 +94,7 @@ Status Rounds::measure() {
   for (int32_t i = 0; i < e.pages && i * e.page_size < 1024; ++i) long_table.push_back(i);
   const int32_t probe_rows = std::min({16, logit_rows, e.page_size}),
                 far = static_cast<int32_t>(long_table.size()) * e.page_size - probe_rows;
-  if (far >= 4 * context && !out_of_time()) {
+  if (far >= 4 * context && !out_of_time(kHardLimit)) {
     double ms[2];
     for (int i = 0; i < 2; ++i) {
       forest = Forest();
@@ -107,7 +108,7 @@ Status Rounds::measure() {
   }
 
   CostCurve& verify = costs_.verify_curve();
-  for (measured = 0; measured < verify.knots().size() && !out_of_time(); ++measured) {
+  for (measured = 0; measured < verify.knots().size() && !out_of_time(kHardLimit); ++measured) {
     const int32_t rows = static_cast<int32_t>(verify.knots()[measured]);
     if (rows > logit_rows || rows > sequences * kRowsPerSequence) break;
     forest = Forest();
