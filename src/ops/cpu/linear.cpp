@@ -62,19 +62,22 @@ void CpuBackend::linear(const LinearArgs& args) {
 
 void CpuBackend::embed(const EmbedArgs& args) {
   const auto& w = static_cast<const CpuWeight&>(*args.weight);
-  for (int32_t r = 0; r < args.rows; ++r) {
-    const int64_t id = args.token[r], column = id % kPanelColumns, panel = id / kPanelColumns;
-    float* y = args.y.f32(r);
-    if (w.bf16) {
-      const uint32_t* from = w.pairs.data() + panel * w.k() * 16 + column % 16;
-      const int shift = column < 16 ? 0 : 16;
-      for (int64_t i = 0; i < w.k(); ++i) y[i] = bf16_to_float(static_cast<uint16_t>(from[i * 16] >> shift));
-    } else {
-      const float* from = w.floats.data() + panel * w.k() * 32 + column;
-      for (int64_t i = 0; i < w.k(); ++i) y[i] = from[i * 32];
+  // A row of W is a column of a panel, one element a cache line: threads share the misses.
+  pool_.parallel_for(args.rows, grain(w.k() * 64), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int64_t id = args.token[r], column = id % kPanelColumns, panel = id / kPanelColumns;
+      float* y = args.y.f32(r);
+      if (w.bf16) {
+        const uint32_t* from = w.pairs.data() + panel * w.k() * 16 + column % 16;
+        const int shift = column < 16 ? 0 : 16;
+        for (int64_t i = 0; i < w.k(); ++i) y[i] = bf16_to_float(static_cast<uint16_t>(from[i * 16] >> shift));
+      } else {
+        const float* from = w.floats.data() + panel * w.k() * 32 + column;
+        for (int64_t i = 0; i < w.k(); ++i) y[i] = from[i * 32];
+      }
+      if (bfloat16_residual_) kernels_.round_bf16(w.k(), y);
     }
-    if (bfloat16_residual_) kernels_.round_bf16(w.k(), y);
-  }
+  });
 }
 
 void CpuBackend::copy_rows(const CopyRowsArgs& args) {
