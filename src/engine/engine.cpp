@@ -246,6 +246,10 @@ void EngineImpl::publish() {
   state_.running = static_cast<int32_t>(running_.size());
   state_.pages_used = pages_.used();
   state_.slots_used = slots_.used();
+  const auto points = [](const CostCurve& curve) { return CostPoints{curve.knots(), curve.values()}; };
+  state_.verify_ms = points(rounds_.costs().verify_curve());
+  state_.draft_ms = points(rounds_.costs().draft_curve());
+  state_.host_ms = points(rounds_.costs().host_curve());
   std::lock_guard lock(mutex_);
   published_ = state_;
   published_rates_ = rates_;

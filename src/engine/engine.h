@@ -29,6 +29,11 @@ struct EngineOptions {
   bool measure_costs = true;     // at start, for `auto` (about a second); off: rough guesses that running averages correct
 };
 
+// Milliseconds by size, as measured so far; linear between the points.
+struct CostPoints {
+  std::vector<double> size, ms;
+};
+
 struct EngineSnapshot {  // for /metrics and the dashboard
   int32_t running = 0, waiting = 0;
   int32_t pages_used = 0, pages_total = 0, slots_used = 0, slots_total = 0;
@@ -40,6 +45,7 @@ struct EngineSnapshot {  // for /metrics and the dashboard
   int64_t passes = 0;                             // forest passes so far: moves while work is done
   double prefill_tps_1m = 0, decode_tps_1m = 0;   // last minute; 0 when idle
   double acceptance_1m = 0;                       // mean tokens a round, last minute; 0 when idle
+  CostPoints verify_ms, draft_ms, host_ms;        // what `auto` reckons with: by rows of a pass; by sequences; by sequences
 };
 
 class Engine {

@@ -37,6 +37,8 @@ class CostModel {
   CostCurve& verify_curve() { return verify_; }
   CostCurve& draft_curve() { return draft_; }
   const CostCurve& verify_curve() const { return verify_; }
+  const CostCurve& draft_curve() const { return draft_; }
+  const CostCurve& host_curve() const { return host_; }
   void set_context_slope(double slope) { context_slope_ = slope > 0 ? slope : 0; }
   double context_slope() const { return context_slope_; }
 
