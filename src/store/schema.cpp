@@ -140,7 +140,10 @@ Status inspect(const std::string& path, const std::vector<Migration>& migrations
   }
 
   // What a crash left in the WAL counts too. A read-only connection recovers it without writing to the file.
-  auto database = Database::open(path, Access::kReadOnly, 2000);
+  // A rollback journal is different: killed while it was made, before it was switched to WAL, the file cannot be read until the journal is
+  // played back, and that writes. It brings the file to the state before the kill, so even a stranger's file is left as it was.
+  const bool journal = owner && stat((path + "-journal").c_str(), &info) == 0;
+  auto database = Database::open(path, journal ? Access::kReadWrite : Access::kReadOnly, 2000);
   if (!database) return database.status();
   const auto read = [&](const char* sql) { return (*database)->integer(sql); };
   const auto version = read("PRAGMA user_version"), application = read("PRAGMA application_id"),
