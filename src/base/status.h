@@ -40,8 +40,8 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {}        // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
   Result(Code code, std::string message) : status_(code, std::move(message)) {}
   bool ok() const { return value_.has_value(); }
   explicit operator bool() const { return ok(); }
@@ -61,10 +61,10 @@ class [[nodiscard]] Result {
 };
 
 // if (Status s = f(); !s.ok()) return s;
-#define DDTREE_RETURN_IF_ERROR(expression)            \
-  do {                                                \
-    ::ddtree::Status ddtree_status_ = (expression);   \
-    if (!ddtree_status_.ok()) return ddtree_status_;  \
+#define DDTREE_RETURN_IF_ERROR(expression)           \
+  do {                                               \
+    ::ddtree::Status ddtree_status_ = (expression);  \
+    if (!ddtree_status_.ok()) return ddtree_status_; \
   } while (0)
 
 }  // namespace ddtree

@@ -1,13 +1,13 @@
 #include "base/thread_pool.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <vector>
-
-#include <sched.h>
 
 namespace ddtree {
 namespace {

@@ -7,7 +7,7 @@ namespace ddtree::cli {
 
 struct Command {
   const char* name;
-  const char* summary;              // one line for `ddtree --help`
+  const char* summary;                // one line for `ddtree --help`
   int (*run)(int argc, char** argv);  // argv[0] is the subcommand's name; returns the process's exit code
 };
 

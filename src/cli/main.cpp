@@ -17,12 +17,15 @@ int main(int argc, char** argv) {
   auto& all = ddtree::cli::commands();
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return std::strcmp(a.name, b.name) < 0; });
   const auto help = [&](FILE* out) {
-    std::fprintf(out, "ddtree %s: serves Qwen3.5-family models with draft trees over the OpenAI API\n\nusage: ddtree COMMAND [options]\n\n", DDTREE_VERSION);
+    std::fprintf(out, "ddtree %s: serves Qwen3.5-family models with draft trees over the OpenAI API\n\nusage: ddtree COMMAND [options]\n\n",
+                 DDTREE_VERSION);
     for (const auto& c : all) std::fprintf(out, "  %-12s %s\n", c.name, c.summary);
     std::fprintf(out, "\nddtree COMMAND --help says more.\n");
   };
-  if (argc >= 2 && (!std::strcmp(argv[1], "--help") || !std::strcmp(argv[1], "-h") || !std::strcmp(argv[1], "help"))) return help(stdout), 0;
-  if (argc >= 2 && (!std::strcmp(argv[1], "--version") || !std::strcmp(argv[1], "version"))) return std::printf("ddtree %s\n", DDTREE_VERSION), 0;
+  if (argc >= 2 && (!std::strcmp(argv[1], "--help") || !std::strcmp(argv[1], "-h") || !std::strcmp(argv[1], "help")))
+    return help(stdout), 0;
+  if (argc >= 2 && (!std::strcmp(argv[1], "--version") || !std::strcmp(argv[1], "version")))
+    return std::printf("ddtree %s\n", DDTREE_VERSION), 0;
   if (argc < 2) return help(stderr), 64;
   for (const auto& c : all)
     if (!std::strcmp(c.name, argv[1])) return c.run(argc - 1, argv + 1);

@@ -1,9 +1,8 @@
 #include "base/thread_pool.h"
 
 #include <atomic>
-#include <vector>
-
 #include <catch2/catch_test_macros.hpp>
+#include <vector>
 
 TEST_CASE("parallel_for visits every index once, whatever the sizes") {
   for (int threads : {1, 2, 5}) {

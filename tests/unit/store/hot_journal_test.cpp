@@ -23,8 +23,9 @@ TEST_CASE("a history that was killed in its first transaction, before it was swi
     auto database = store::Database::open(path, store::Access::kReadWrite, 1000);
     if (!database.ok()) _exit(2);
     // A cache of one page spills the transaction to the file at once: journal and half-written file stand there together.
-    bool ok = (*database)->script("PRAGMA page_size = 4096; PRAGMA journal_mode = DELETE").ok() && (*database)->script("CREATE TABLE t (x)").ok() &&
-              (*database)->script("DROP TABLE t").ok() && (*database)->script("PRAGMA cache_size = 1; PRAGMA cache_spill = 1; BEGIN IMMEDIATE").ok() &&
+    bool ok = (*database)->script("PRAGMA page_size = 4096; PRAGMA journal_mode = DELETE").ok() &&
+              (*database)->script("CREATE TABLE t (x)").ok() && (*database)->script("DROP TABLE t").ok() &&
+              (*database)->script("PRAGMA cache_size = 1; PRAGMA cache_spill = 1; BEGIN IMMEDIATE").ok() &&
               (*database)->script("CREATE TABLE u (x)").ok();
     for (int i = 0; ok && i < 200; ++i) ok = (*database)->script("INSERT INTO u VALUES (randomblob(3000))").ok();
     _exit(ok && std::filesystem::exists(path + "-journal") ? 0 : 3);  // no destructor: the transaction stays open
