@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/flush_denormals.h"
+
 namespace ddtree {
 namespace {
 
@@ -38,6 +40,7 @@ struct ThreadPool::Impl {
   }
 
   void work() {
+    const FlushDenormals flush;
     uint64_t seen = 0;
     for (;;) {
       const std::function<void(int64_t, int64_t)>* loop;
@@ -79,6 +82,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
   if (count <= 0) return;
+  const FlushDenormals flush;  // the same on every thread, so that which one runs a piece changes nothing
   grain = std::max<int64_t>(grain, 1);
   if (threads_ == 1 || count <= grain) {
     body(0, count);

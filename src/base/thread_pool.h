@@ -18,7 +18,8 @@ class ThreadPool {
   int threads() const { return threads_; }
 
   // Calls body(begin, end) over [0, count) in contiguous pieces of at least `grain`, and returns when all are done. Which
-  // thread runs a piece never changes its result. One caller at a time; body must not call parallel_for of the same pool.
+  // thread runs a piece never changes its result. Denormal floats count as zero inside (base/flush_denormals.h). One caller at a
+  // time; body must not call parallel_for of the same pool.
   void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
  private:
