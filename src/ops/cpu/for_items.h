@@ -1,8 +1,10 @@
 // CpuBackend::for_items, shared by the op files.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 
+#include "base/flush_denormals.h"
 #include "ops/cpu/cpu_backend.h"
 
 namespace ddtree::ops::cpu {
@@ -12,6 +14,7 @@ void CpuBackend::for_items(int64_t count, int64_t work, const F& f) {
   if (count <= 0) return;
   const int64_t threads = std::min<int64_t>(pool_.threads(), count);
   if (threads == 1 || count * work < 2 * 32768) {
+    const FlushDenormals flush;  // as inside the pool's loops: how much else is in a pass must not change a row's bits
     for (int64_t i = 0; i < count; ++i) f(0, i);
     return;
   }

@@ -12,8 +12,8 @@ using Doubles = std::vector<double>;
 double silu(double x) { return x / (1.0 + std::exp(-x)); }
 
 struct Mixer {
-  Mixer(const cpu::Kernels* kernels, DeltaShape s, int32_t rows, uint32_t seed, bool bf16 = false)
-      : shape(s), random(seed), backend(make_backend(kernels, bf16)) {
+  Mixer(const cpu::Kernels* kernels, DeltaShape s, int32_t rows, uint32_t seed, int threads = 2)
+      : shape(s), random(seed), backend(make_backend(kernels, false, threads)) {
     states = *backend->make_state_pool(shape, 6);
     trace = *backend->make_delta_trace(shape, rows);
     a_log = random.normals(shape.value_heads, 0.7f);
@@ -348,6 +348,25 @@ TEST_CASE("delta_rule: rows do not depend on what else is in the pass", "[ops]")
   mine.b.assign(in.b.begin() + 11 * shape.value_heads, in.b.begin() + 48 * shape.value_heads);
   const Tensor a = mixer.run(&alone, mine), b = mixer.run(&batch, in);
   CHECK(same_bits(a.f32(), b.f32(11), 37 * a.cols));
+}
+
+// States decay far below float32's normal range. Loops in the pool treat denormals as zero; so must what is too small for the pool.
+TEST_CASE("delta_rule: vanishing states give the same bits with any number of threads", "[ops]") {
+  Floats out[2], state[2];
+  for (const int threads : {1, 2}) {
+    Mixer mixer(nullptr, kShapes[0], 300, 47, threads);
+    float* s = mixer.pool().state(0, 1, 0);
+    for (size_t i = 0; i < mixer.state[0].size(); ++i) s[i] = mixer.random.normal(2e-38f);
+    Trees trees;
+    trees.add('c', 40, 9, 0, &mixer.random);
+    Mixer::Inputs in = mixer.random_inputs(40);
+    for (float& x : in.c) x *= 1e-19f;  // keys stay whole, updates vanish
+    out[threads - 1] = get(mixer.run(&trees, in));
+    state[threads - 1] = Floats(s, s + mixer.state[0].size());
+  }
+  CHECK(same_bits(out[0].data(), out[1].data(), static_cast<int64_t>(out[0].size())));
+  CHECK(same_bits(state[0].data(), state[1].data(), static_cast<int64_t>(state[0].size())));
+  CHECK(std::none_of(state[0].begin(), state[0].end(), [](float x) { return x != 0.0f && std::fabs(x) < 1.1754944e-38f; }));
 }
 
 TEST_CASE("reset_state empties one slot in every layer", "[ops]") {
