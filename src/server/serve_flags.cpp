@@ -155,6 +155,23 @@ Status take_chunk(const Given& g, ServeConfig& c, Pending&) {
   return {};
 }
 
+Status take_device(const Given& g, ServeConfig& c, Pending&) {
+  if (g.value == "cpu" || g.value == "auto") {
+    c.service.cuda_device = -1;
+    return {};
+  }
+  if (g.value == "cuda") {
+    c.service.cuda_device = 0;
+    return {};
+  }
+  if (g.value.starts_with("cuda:") && g.value.size() > 5 && g.value.size() < 8 &&
+      g.value.find_first_not_of("0123456789", 5) == std::string::npos) {
+    c.service.cuda_device = std::stoi(g.value.substr(5));
+    return {};
+  }
+  return g.wrong("must be cpu, cuda or cuda:N with a card's number");
+}
+
 Status take_total_tokens(const Given& g, ServeConfig& c, Pending&) {
   int64_t n = 0;
   DDTREE_RETURN_IF_ERROR(integer(g, 1, INT32_MAX, &n));
@@ -267,6 +284,7 @@ const std::vector<Flag>& own_flags() {
        "tokens in all KV pages (default: --max-running-requests times the context)",
        take_total_tokens},
       {{"--kv-pages"}, "Capacity", "N", "the same in pages", whole(1, INT32_MAX, &C::service, &ServiceOptions::pages)},
+      {{"--device"}, "Capacity", "cpu|cuda[:N]", "where the engine runs (default: cpu; cuda is right but not tuned yet)", take_device},
       {{"--threads"}, "Capacity", "N", "CPU threads (default: all cores)", whole(1, 1024, &C::service, &ServiceOptions::threads)},
 
       {{"--host"}, "Server", "ADDRESS", "address to listen on (default: 127.0.0.1)", text(&C::http, &HttpServer::Options::host)},

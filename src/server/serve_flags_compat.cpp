@@ -104,7 +104,6 @@ const std::vector<F>& table() {
       {{"--nnodes"}, kValue, true, {"1"}, kOneDevice},
       {{"--node-rank"}, kValue, true, {"0"}, kOneDevice},
       {{"--enable-dp-attention"}, kSwitch, true, {}, kOneDevice},
-      {{"--device"}, kValue, true, {"cpu", "auto"}, "this build runs on the CPU; leave it out"},
       {{"--quantization"}, kValue, true, {"none", "None"}, "a BF16 or float32 checkpoint works"},
       {{"--speculative-draft-model-quantization"}, kValue, true, {"none", "None", "unquant"}, "a BF16 or float32 drafter works"},
       {{"--torchao-config"}, kValue, true, {""}, "a BF16 or float32 checkpoint works"},

@@ -28,6 +28,7 @@ struct ServiceOptions {
   int32_t page_size = 32;
   int32_t pages = 0;                  // 0: max_running × context length
   int threads = 0;                    // 0: all cores
+  int cuda_device = -1;               // -1: the CPU engine
   std::string reasoning_parser;       // "": by the template; "none": off
   std::string tool_parser;            // "": qwen3_coder; "none": off
   bool always_include_usage = false;  // streams end with a usage chunk even where the request did not ask for one

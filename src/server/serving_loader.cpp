@@ -13,6 +13,7 @@
 #include "model/describe.h"
 #include "model/pair.h"
 #include "nn/cpu_executor.h"
+#include "nn/cuda_executor.h"
 #include "server/json.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -77,7 +78,7 @@ std::vector<std::string> served_names(const ServiceOptions& options) {
 }
 
 Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& options, PhaseMachine& phases) {
-  DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kDevices, "the CPU"));
+  DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kDevices, options.cuda_device < 0 ? "the CPU" : fmt::format("CUDA card {}", options.cuda_device)));
   const std::string path = options.model_path.empty() ? std::string(kEmbeddedPair) : options.model_path;
   DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kWeights, "reading " + path));
   auto pair = load_pair(path, options.draft_path.empty() ? std::nullopt : std::optional<std::string>(options.draft_path));
@@ -128,7 +129,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   const int32_t tentative = engine.budget > 0 ? engine.max_running * (engine.budget + 1) : 0;
   executor.max_logit_rows = std::max(512, tentative);
   executor.max_rows = std::max(512, engine.prefill_chunk + tentative);
-  auto made = make_cpu_executor(*pair, executor);
+  auto made = options.cuda_device < 0 ? make_cpu_executor(*pair, executor) : make_cuda_executor(*pair, executor, options.cuda_device);
   if (!made) return made.status();
   parts->executor = std::move(*made);
 
@@ -143,6 +144,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   info.name = info.names.front();
   info.path = names_embedded_pair(path) ? "embedded:tiny" : pair->location;
   info.architecture = pair->spec.architecture;
+  info.backend = options.cuda_device < 0 ? "cpu" : fmt::format("cuda:{}", options.cuda_device);
   info.created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   info.context_length = parts->engine->options().context_length;
   info.vocab_size = pair->spec.vocab_size;

@@ -136,7 +136,7 @@ TEST_CASE("the flags agree with each other or say why not") {
 
 TEST_CASE("what would change capacity or results and is not built is refused with what works instead") {
   for (const char* line : {"--tp-size 2", "--tp 4", "--dp-size 2", "--pp-size 2", "--quantization fp8", "--kv-cache-dtype fp8_e4m3",
-                           "--device cuda", "--enable-lora", "--load-format gguf", "--speculative-accept-threshold-single 0.5",
+                           "--device tpu", "--enable-lora", "--load-format gguf", "--speculative-accept-threshold-single 0.5",
                            "--tokenizer-path /x", "--nnodes 2", "--cpu-offload-gb 8", "--speculative-draft-model-quantization fp8"}) {
     const std::string message = refused(line);
     INFO(message);

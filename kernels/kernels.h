@@ -1,0 +1,102 @@
+// Launchers of the device code, one group a kernel file. They enqueue and return the launch's error; contracts are the ops' (src/ops/*.h).
+// `storage` structs are how ops/cuda/ lays out what the ops know as opaque handles.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ops/backend.h"
+
+namespace ddtree::kernels {
+
+// --- probe.cu: the current device --------------------------------------------------------------------------------------------------------
+int binary_version();    // 90: machine code or compiled PTX for 9.0; -1: none of this build's code runs there
+bool has_hopper_code();  // the sm_90a variant was chosen
+
+// --- rows.cu ---------------------------------------------------------------------------------------------------------------------------
+cudaError_t embed(cudaStream_t stream, const int32_t* token, int rows, const void* weight, bool weight_bf16, int64_t hidden,
+                  const ops::Tensor& y);
+cudaError_t copy_rows(cudaStream_t stream, const ops::CopyRowsArgs& a);
+cudaError_t rms_norm(cudaStream_t stream, const ops::RmsNormArgs& a);
+cudaError_t add_rms_norm(cudaStream_t stream, const ops::AddRmsNormArgs& a);
+cudaError_t gated_rms_norm(cudaStream_t stream, const ops::GatedRmsNormArgs& a);
+cudaError_t silu_mul(cudaStream_t stream, const ops::SiluMulArgs& a);
+
+// --- linear_few_rows.cu (sm_90a), linear_portable.cu (any) -------------------------------------------------------------------------------
+int few_rows_bucket(int rows);                      // 8, 16, 32, 64, 128; 0: too many
+int few_rows_tile(int64_t n, int multiprocessors);  // weight rows a tile, a multiple of 8, at most 128
+// Maps: weights [n, k] with box {64, tile}; rows [rows, k] with box {64, bucket}; both 128-byte swizzled BF16.
+cudaError_t linear_few_rows(cudaStream_t stream, const CUtensorMap& weights, const CUtensorMap& rows, int row_count, int64_t n, int64_t k,
+                            int tile, const ops::Tensor& y, int multiprocessors, size_t shared_limit);
+// Any card, any row count, BF16 or float32 weights.
+cudaError_t linear_portable(cudaStream_t stream, const void* weight, bool weight_bf16, const ops::Tensor& x, int64_t n, int64_t k,
+                            const ops::Tensor& y);
+
+// --- attention.cu ------------------------------------------------------------------------------------------------------------------------
+struct KvStorage {                           // BF16, K and V alike
+  __nv_bfloat16 *k = nullptr, *v = nullptr;  // [layers, places, kv_heads, head_dim]; places = pages · page_size, or scratch rows
+  int64_t layer_stride = 0;                  // elements
+  int kv_heads = 0, head_dim = 0, page_size = 0;
+};
+struct Rope {
+  const float *cos = nullptr, *sin = nullptr;  // [positions, rotary_dim / 2]
+  int rotary_dim = 0;
+};
+cudaError_t attention_prepare(cudaStream_t stream, const ops::AttentionPrepareArgs& a, const Rope& rope, const KvStorage& scratch,
+                              const KvStorage* pool);
+struct AttentionWork {       // partial results of context splits
+  float* partial = nullptr;  // [rows · heads · splits, head_dim + 2]
+  int64_t capacity = 0;      // floats
+};
+// Both attentions: `gate` null for drafters; window 0: unbounded; bidirectional: all rows of the segment are visible.
+struct AttentionCall {
+  const ops::Forest* forest = nullptr;
+  int heads = 0, count = 0;      // count: rows computed
+  const int32_t* row = nullptr;  // or all
+  ops::Tensor q, o, packed;
+  bool gate = false, bidirectional = false;
+  int64_t window = 0;
+  KvStorage scratch, pool;  // already at their layer
+  bool has_pool = false;
+};
+cudaError_t attention(cudaStream_t stream, const AttentionCall& a, const AttentionWork& work);
+cudaError_t draft_context(cudaStream_t stream, const ops::DraftContextArgs& a, const Rope& rope, const KvStorage& pool);
+cudaError_t kv_commit(cudaStream_t stream, const ops::KvCommitArgs& a, const KvStorage& scratch, const KvStorage& pool, int layers);
+
+// --- delta.cu ----------------------------------------------------------------------------------------------------------------------------
+struct DeltaStorage {               // a StatePool
+  float* state = nullptr;           // [layers, slots, value_heads, key_dim, value_dim]
+  __nv_bfloat16* window = nullptr;  // [layers, slots, width - 1, channels]
+  int slots = 0;
+  ops::DeltaShape shape;
+};
+struct TraceStorage {              // a DeltaTrace
+  float* k = nullptr;              // [layers, rows, key_heads, key_dim] normed
+  float* u = nullptr;              // [layers, rows, value_heads, value_dim]
+  double* gate = nullptr;          // [layers, rows, value_heads] cumulated along the path (within its chunk for certain rows)
+  __nv_bfloat16* input = nullptr;  // [layers, rows, channels]
+  int rows = 0;
+};
+struct DeltaWork {
+  float* q = nullptr;         // [rows, key_heads, key_dim] normed and scaled
+  float* dots = nullptr;      // [rows, key_heads, kDeltaPath, 2]: k_j·k_i, k_j·q_i for the t-th row of i's path
+  int32_t* path = nullptr;    // [rows, kDeltaPath] rows of i's path in its window, root first, itself last
+  int32_t* length = nullptr;  // [rows]
+};
+inline constexpr int kDeltaPath = 256;  // longest tentative path; certain rows: ops::kDeltaChunk
+cudaError_t delta_paths(cudaStream_t stream, const ops::Forest& forest, const DeltaWork& work);  // once a pass, before the rest
+cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace);
+cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const DeltaStorage& states, const TraceStorage& trace,
+                       const DeltaWork& work);
+cudaError_t delta_commit(cudaStream_t stream, const ops::DeltaCommitArgs& a, const DeltaStorage& states, const TraceStorage& trace);
+
+// --- logits.cu ---------------------------------------------------------------------------------------------------------------------------
+// Device results; the backend copies them to the host values that the args name.
+cudaError_t finish_logits(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int32_t* bad_row);
+cudaError_t top_k_log_probs(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, int32_t* token, float* log_prob,
+                            int32_t* bad_row);
+
+}  // namespace ddtree::kernels

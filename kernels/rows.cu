@@ -1,0 +1,143 @@
+// Row-wise ops: embed, copy_rows, the norms, silu_mul. Contracts: ops/rows.h, ops/norm.h, ops/silu_mul.h. All are memory-bound and tiny
+// beside the GEMMs; what counts is launch latency, so each is one launch with 16-byte accesses.
+#include "kernels/common.cuh"
+#include "kernels/kernels.h"
+
+namespace ddtree::kernels {
+namespace {
+
+template <class W>
+__global__ void embed_kernel(const int32_t* token, const W* weight, int64_t hidden, float* y, int64_t stride) {
+  pdl_begin();
+  const W* row = weight + static_cast<int64_t>(token[blockIdx.x]) * hidden;
+  float* out = y + blockIdx.x * stride;
+  for (int64_t i = threadIdx.x; i < hidden; i += blockDim.x) out[i] = to_float(row[i]);
+}
+
+template <class X, class Y>
+__global__ void copy_rows_kernel(const X* x, int64_t x_stride, const int32_t* from, Y* y, int64_t y_stride, const int32_t* to,
+                                 int64_t cols) {
+  pdl_begin();
+  const X* in = x + static_cast<int64_t>(from ? from[blockIdx.x] : blockIdx.x) * x_stride;
+  Y* out = y + static_cast<int64_t>(to ? to[blockIdx.x] : blockIdx.x) * y_stride;
+  for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) out[i] = from_float<Y>(to_float(in[i]));
+}
+
+constexpr int kNormThreads = 256;
+
+template <class X>
+__global__ void __launch_bounds__(kNormThreads)
+    rms_norm_kernel(const X* x, int64_t x_stride, const float* w, float eps, int64_t hidden, bf16* y, int64_t y_stride) {
+  __shared__ float scratch[32];
+  pdl_begin();
+  const X* in = x + blockIdx.x * x_stride;
+  bf16* out = y + blockIdx.x * y_stride;
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < hidden; i += kNormThreads) {
+    const float v = to_float(in[i]);
+    sum += v * v;
+  }
+  const float scale = rsqrtf(block_sum(sum, scratch) / static_cast<float>(hidden) + eps);
+  for (int64_t i = threadIdx.x; i < hidden; i += kNormThreads) out[i] = from_float<bf16>(w[i] * (to_float(in[i]) * scale));
+}
+
+__global__ void __launch_bounds__(kNormThreads)
+    add_rms_norm_kernel(float* x, int64_t x_stride, const bf16* delta, int64_t d_stride, const float* w, float eps, int64_t hidden, bf16* y,
+                        int64_t y_stride, bf16* tap, int64_t tap_stride) {
+  __shared__ float scratch[32];
+  pdl_begin();
+  float* row = x + blockIdx.x * x_stride;
+  const bf16* add = delta + blockIdx.x * d_stride;
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < hidden; i += kNormThreads) {
+    const float v = row[i] + to_float(add[i]);
+    row[i] = v;
+    if (tap) tap[blockIdx.x * tap_stride + i] = from_float<bf16>(v);
+    sum += v * v;
+  }
+  const float scale = rsqrtf(block_sum(sum, scratch) / static_cast<float>(hidden) + eps);
+  bf16* out = y + blockIdx.x * y_stride;
+  for (int64_t i = threadIdx.x; i < hidden; i += kNormThreads) out[i] = from_float<bf16>(w[i] * (row[i] * scale));
+}
+
+// One warp a (row, head).
+__global__ void gated_rms_norm_kernel(const bf16* o, int64_t o_stride, const bf16* z, int64_t z_stride, const float* w, int heads, int dim,
+                                      float eps, bf16* y, int64_t y_stride, int rows) {
+  pdl_begin();
+  const int item = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (item >= rows * heads) return;
+  const int row = item / heads, head = item % heads;
+  const bf16* in = o + row * o_stride + head * dim;
+  const bf16* gate = z + row * z_stride + head * dim;
+  bf16* out = y + row * y_stride + head * dim;
+  float sum = 0;
+  for (int i = lane; i < dim; i += 32) {
+    const float v = to_float(in[i]);
+    sum += v * v;
+  }
+  const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(dim) + eps);
+  for (int i = lane; i < dim; i += 32) out[i] = from_float<bf16>(w[i] * (to_float(in[i]) * scale) * silu(to_float(gate[i])));
+}
+
+__global__ void silu_mul_kernel(const bf16* x, int64_t x_stride, int64_t width, bf16* y, int64_t y_stride) {
+  pdl_begin();
+  const bf16* in = x + blockIdx.y * x_stride;
+  bf16* out = y + blockIdx.y * y_stride;
+  for (int64_t i = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) * 2; i < width;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x * 2) {
+    const __nv_bfloat162 g = *reinterpret_cast<const __nv_bfloat162*>(in + i), u = *reinterpret_cast<const __nv_bfloat162*>(in + width + i);
+    const float2 a = __bfloat1622float2(g), b = __bfloat1622float2(u);
+    *reinterpret_cast<__nv_bfloat162*>(out + i) = __floats2bfloat162_rn(silu(a.x) * b.x, silu(a.y) * b.y);
+  }
+}
+
+}  // namespace
+
+cudaError_t embed(cudaStream_t stream, const int32_t* token, int rows, const void* weight, bool weight_bf16, int64_t hidden,
+                  const ops::Tensor& y) {
+  if (weight_bf16)
+    return launch(embed_kernel<bf16>, dim3(rows), dim3(256), 0, stream, token, static_cast<const bf16*>(weight), hidden, as_f32(y),
+                  y.stride);
+  return launch(embed_kernel<float>, dim3(rows), dim3(256), 0, stream, token, static_cast<const float*>(weight), hidden, as_f32(y),
+                y.stride);
+}
+
+cudaError_t copy_rows(cudaStream_t stream, const ops::CopyRowsArgs& a) {
+  // The element types may differ: activations become the residual stream of a layer of their own.
+  const auto run = [&]<class X, class Y>() {
+    return launch(copy_rows_kernel<X, Y>, dim3(a.count), dim3(256), 0, stream, static_cast<const X*>(a.x.data), a.x.stride, a.from,
+                  static_cast<Y*>(a.y.data), a.y.stride, a.to, a.x.cols);
+  };
+  const bool x32 = a.x.element == ops::Element::kFloat32, y32 = a.y.element == ops::Element::kFloat32;
+  if (x32) return y32 ? run.template operator()<float, float>() : run.template operator()<float, bf16>();
+  return y32 ? run.template operator()<bf16, float>() : run.template operator()<bf16, bf16>();
+}
+
+cudaError_t rms_norm(cudaStream_t stream, const ops::RmsNormArgs& a) {
+  const dim3 grid(static_cast<unsigned>(a.x.rows)), block(kNormThreads);
+  if (a.x.element == ops::Element::kFloat32)
+    return launch(rms_norm_kernel<float>, grid, block, 0, stream, as_f32(a.x), a.x.stride, as_f32(a.w), a.eps, a.x.cols, as_bf16_out(a.y),
+                  a.y.stride);
+  return launch(rms_norm_kernel<bf16>, grid, block, 0, stream, as_bf16(a.x), a.x.stride, as_f32(a.w), a.eps, a.x.cols, as_bf16_out(a.y),
+                a.y.stride);
+}
+
+cudaError_t add_rms_norm(cudaStream_t stream, const ops::AddRmsNormArgs& a) {
+  return launch(add_rms_norm_kernel, dim3(static_cast<unsigned>(a.x.rows)), dim3(kNormThreads), 0, stream, as_f32(a.x), a.x.stride,
+                as_bf16(a.delta), a.delta.stride, as_f32(a.w), a.eps, a.x.cols, as_bf16_out(a.y), a.y.stride, as_bf16_out(a.tap),
+                a.tap.stride);
+}
+
+cudaError_t gated_rms_norm(cudaStream_t stream, const ops::GatedRmsNormArgs& a) {
+  const int rows = static_cast<int>(a.o.rows), dim = static_cast<int>(a.o.cols) / a.heads, items = rows * a.heads;
+  return launch(gated_rms_norm_kernel, dim3((items + 7) / 8), dim3(256), 0, stream, as_bf16(a.o), a.o.stride, as_bf16(a.z), a.z.stride,
+                as_f32(a.w), a.heads, dim, a.eps, as_bf16_out(a.y), a.y.stride, rows);
+}
+
+cudaError_t silu_mul(cudaStream_t stream, const ops::SiluMulArgs& a) {
+  const unsigned blocks = static_cast<unsigned>((a.y.cols / 2 + 255) / 256);
+  return launch(silu_mul_kernel, dim3(blocks, static_cast<unsigned>(a.y.rows)), dim3(256), 0, stream, as_bf16(a.x), a.x.stride, a.y.cols,
+                as_bf16_out(a.y), a.y.stride);
+}
+
+}  // namespace ddtree::kernels

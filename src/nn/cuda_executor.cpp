@@ -1,0 +1,24 @@
+#include "nn/cuda_executor.h"
+
+#ifdef DDTREE_HAS_CUDA
+#include "nn/pair_executor.h"
+#include "ops/cuda/cuda_backend.h"
+#endif
+
+namespace ddtree {
+
+#ifdef DDTREE_HAS_CUDA
+Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, ExecutorOptions options, int device, bool portable) {
+  auto backend = ops::cuda::CudaBackend::create({.device = device, .portable_kernels = portable});
+  if (!backend.ok()) return backend.status();
+  auto executor = nn::PairExecutor::create(std::move(*backend), pair, options);
+  if (!executor.ok()) return executor.status();
+  return std::unique_ptr<Executor>(std::move(*executor));
+}
+#else
+Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair&, ExecutorOptions, int, bool) {
+  return Status(Code::kUnavailable, "this build has no CUDA engine: nvcc was not found when it was made (DDTREE_CUDA=on insists on it)");
+}
+#endif
+
+}  // namespace ddtree

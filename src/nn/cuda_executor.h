@@ -1,0 +1,17 @@
+// The executor on one CUDA card: BF16 weights and activations, float32 residual stream, state and accumulation.
+#pragma once
+
+#include <memory>
+
+#include "base/status.h"
+#include "model/pair.h"
+#include "nn/executor.h"
+
+namespace ddtree {
+
+// As make_cpu_executor. kUnavailable: this build has no CUDA engine, or the machine no usable driver or card (the message says which and
+// what is needed); kTemporary: a driver that does not answer properly yet. portable: never the kernels that need Hopper (for tests).
+Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, ExecutorOptions options, int device = 0,
+                                                     bool portable = false);
+
+}  // namespace ddtree

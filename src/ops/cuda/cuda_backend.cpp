@@ -1,0 +1,371 @@
+// Set-up, staging and results of the CUDA backend; the ops themselves are in cuda_ops.cpp.
+#include "ops/cuda/cuda_backend.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/bf16.h"
+
+namespace ddtree::ops::cuda {
+namespace {
+
+constexpr int64_t kAlign = 256;
+constexpr int64_t kResultBytes = 4 << 20;
+
+int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
+
+decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static const auto encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) != cudaSuccess ||
+        found != cudaDriverEntryPointSuccess)
+      entry = nullptr;
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
+  }();
+  return encode;
+}
+
+bool encode_map(CUtensorMap* map, const void* data, int64_t rows, int64_t cols, int64_t stride, int box_rows) {
+  const auto encode = tensor_map_encoder();
+  if (!encode || cols % 8 || stride % 8 || reinterpret_cast<uintptr_t>(data) % 16) return false;
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)},
+                   strides[1] = {static_cast<cuuint64_t>(stride) * 2};
+  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
+  // No L2 promotion: asking for 256-byte sectors cost 2 % of the read bandwidth.
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides, box, steps,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CudaBackend>> CudaBackend::create(const CudaOptions& options) {
+  Result<DeviceInfo> device = find_device(options.device);
+  if (!device.ok()) return device.status();
+  std::unique_ptr<CudaBackend> backend(new CudaBackend(options, *device));
+  if (const cudaError_t e = cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking); e != cudaSuccess)
+    return Status(Code::kUnavailable, fmt::format("CUDA stream: {}", cudaGetErrorString(e)));
+  void* results = nullptr;
+  if (const cudaError_t e = cudaMallocHost(&results, kResultBytes); e != cudaSuccess)
+    return Status(Code::kDoesNotFit, fmt::format("pinned host memory: {} MiB refused ({})", kResultBytes >> 20, cudaGetErrorString(e)));
+  backend->host_blocks_.push_back(results);
+  backend->results_ = static_cast<std::byte*>(results);
+  backend->results_size_ = kResultBytes;
+  DDTREE_RETURN_IF_ERROR(backend->allocate(&backend->small_, kResultBytes, "op results"));
+  return backend;
+}
+
+CudaBackend::CudaBackend(const CudaOptions& options, DeviceInfo device) : options_(options), device_(std::move(device)) {
+  hopper_ = device_.hopper && !options_.portable_kernels && tensor_map_encoder() != nullptr;
+  shared_limit_ = static_cast<size_t>(device_.shared_per_block) - 1024;  // static shared memory and the system's share
+  name_ = fmt::format("cuda {} ({}.{}, {} kernels)", device_.name, device_.major, device_.minor, hopper_ ? "Hopper" : "portable");
+}
+
+CudaBackend::~CudaBackend() {
+  if (stream_) cudaStreamSynchronize(stream_), cudaStreamDestroy(stream_);
+  for (void* p : device_blocks_) cudaFree(p);
+  for (void* p : host_blocks_) cudaFreeHost(p);
+}
+
+template <class T, class... A>
+T* CudaBackend::keep(A&&... a) {
+  auto owned = std::make_shared<T>(std::forward<A>(a)...);
+  owned_.push_back(owned);
+  return owned.get();
+}
+
+Result<void*> CudaBackend::allocate(int64_t bytes, const char* what) {
+  void* p = nullptr;
+  bytes = round_up(std::max<int64_t>(bytes, 1), kAlign);
+  cudaError_t e = cudaMalloc(&p, static_cast<size_t>(bytes));
+  if (e == cudaSuccess) device_blocks_.push_back(p), allocated_ += bytes, e = cudaMemsetAsync(p, 0, static_cast<size_t>(bytes), stream_);
+  if (e != cudaSuccess) {
+    cudaGetLastError();
+    return Status(Code::kDoesNotFit, fmt::format("{}: {} MiB of device memory refused ({}); {} MiB are taken already", what,
+                                                 (bytes >> 20) + 1, cudaGetErrorString(e), allocated_ >> 20));
+  }
+  return p;
+}
+
+template <class T>
+Status CudaBackend::allocate(T** pointer, int64_t count, const char* what) {
+  Result<void*> p = allocate(count * static_cast<int64_t>(sizeof(T)), what);
+  if (!p.ok()) return p.status();
+  *pointer = static_cast<T*>(*p);
+  return {};
+}
+
+Status CudaBackend::set_limits(const BackendLimits& limits) {
+  limits_ = limits;
+  for (StagingLane& lane : lanes_) {
+    void* host = nullptr;
+    if (const cudaError_t e = cudaMallocHost(&host, static_cast<size_t>(limits.staged_bytes)); e != cudaSuccess)
+      return {Code::kDoesNotFit,
+              fmt::format("pinned host memory: {} MiB refused ({})", (limits.staged_bytes >> 20) + 1, cudaGetErrorString(e))};
+    host_blocks_.push_back(host);
+    lane.host = static_cast<std::byte*>(host);
+    DDTREE_RETURN_IF_ERROR(allocate(&lane.device, limits.staged_bytes, "staged arrays"));
+  }
+  return {};
+}
+
+Result<Tensor> CudaBackend::make_tensor(int64_t rows, int64_t cols, Element element) {
+  Tensor t{nullptr, element, rows, cols, cols};
+  Result<void*> p = allocate(rows * cols * t.size(), "activations");
+  if (!p.ok()) return p.status();
+  t.data = *p;
+  return t;
+}
+
+Result<const Weight*> CudaBackend::pack_weight(std::span<const TensorView> parts) {
+  int64_t n = 0, k = 0;
+  bool bf16 = true;
+  for (const TensorView& p : parts) {
+    const int64_t rows = p.shape.empty() ? 0 : p.shape[0], cols = p.shape.size() > 1 ? p.shape[1] : 1;
+    if (!p.present() || p.shape.size() > 2 || rows <= 0 || (k != 0 && cols != k))
+      return Status(Code::kBadModel, fmt::format("tensor {} {} cannot be packed under [{}, {}]", p.name, shape_text(p.shape), n, k));
+    n += rows, k = cols;
+    bf16 = bf16 && p.dtype == DType::kBf16;
+  }
+  auto* w = keep<CudaWeight>(n, k, bf16);
+  Result<void*> memory = allocate(n * k * (bf16 ? 2 : 4), "weights");
+  if (!memory.ok()) return memory.status();
+  w->data = *memory;
+  auto* to = static_cast<std::byte*>(w->data);
+  for (const TensorView& p : parts) {
+    cudaError_t e;
+    if (bf16) {
+      e = cudaMemcpyAsync(to, p.data, p.bytes, cudaMemcpyHostToDevice, stream_);
+      to += p.bytes;
+    } else {
+      std::vector<float> values(static_cast<size_t>(p.elements()));
+      to_float32(p, values.data());
+      e = cudaMemcpyAsync(to, values.data(), values.size() * 4, cudaMemcpyHostToDevice, stream_);
+      if (e == cudaSuccess) e = cudaStreamSynchronize(stream_);
+      to += values.size() * 4;
+    }
+    if (e != cudaSuccess)
+      return Status(Code::kEngineFault, fmt::format("copying tensor {} to the card: {}", p.name, cudaGetErrorString(e)));
+  }
+  if (bf16 && hopper_) {
+    w->tile = kernels::few_rows_tile(n, device_.multiprocessors);
+    w->mapped = encode_map(&w->map, w->data, n, k, k, w->tile);
+  }
+  return static_cast<const Weight*>(w);
+}
+
+Result<Tensor> CudaBackend::constant_of(const float* values, int64_t rows, int64_t cols) {
+  Result<Tensor> t = make_tensor(rows, cols, Element::kFloat32);
+  if (!t.ok()) return t;
+  cudaError_t e = cudaMemcpyAsync(t->data, values, static_cast<size_t>(rows * cols) * 4, cudaMemcpyHostToDevice, stream_);
+  if (e == cudaSuccess) e = cudaStreamSynchronize(stream_);
+  if (e != cudaSuccess) return Status(Code::kEngineFault, fmt::format("copying constants to the card: {}", cudaGetErrorString(e)));
+  return t;
+}
+
+Result<Tensor> CudaBackend::norm_weight(const TensorView& weight, float add) {
+  std::vector<float> values(static_cast<size_t>(weight.elements()));
+  to_float32(weight, values.data());
+  for (float& v : values) v += add;
+  return constant_of(values.data(), 1, static_cast<int64_t>(values.size()));
+}
+
+Result<Tensor> CudaBackend::constant(std::span<const float> values, int64_t rows, int64_t cols) {
+  if (static_cast<int64_t>(values.size()) != rows * cols)
+    return Status(Code::kEngineFault, fmt::format("constant of {} values for a [{}, {}] tensor", values.size(), rows, cols));
+  return constant_of(values.data(), rows, cols);
+}
+
+Result<const RopeTable*> CudaBackend::make_rope(int64_t positions, int64_t rotary_dim, double theta) {
+  if (rotary_dim < 0 || rotary_dim % 2) return Status(Code::kBadModel, fmt::format("rotary dimension is {}: it must be even", rotary_dim));
+  const int64_t half = rotary_dim / 2;
+  std::vector<float> cos(static_cast<size_t>(positions * half)), sin(cos.size());
+  // Frequency and angle are rounded to float32 as the models' own code rounds them: at long positions that is part of what was trained.
+  for (int64_t i = 0; i < half; ++i) {
+    const auto frequency = static_cast<float>(1.0 / std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(rotary_dim)));
+    for (int64_t p = 0; p < positions; ++p) {
+      const float angle = static_cast<float>(p) * frequency;
+      cos[p * half + i] = static_cast<float>(std::cos(static_cast<double>(angle)));
+      sin[p * half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+    }
+  }
+  Result<Tensor> c = constant_of(cos.data(), positions, half), s = constant_of(sin.data(), positions, half);
+  if (!c.ok()) return c.status();
+  if (!s.ok()) return s.status();
+  auto* rope = keep<CudaRope>(positions, rotary_dim);
+  rope->table = {c->f32(), s->f32(), static_cast<int>(rotary_dim)};
+  return static_cast<const RopeTable*>(rope);
+}
+
+Result<KvPool*> CudaBackend::make_kv_pool(KvShape shape, int32_t pages, int32_t page_size) {
+  auto* pool = keep<CudaKvPool>(shape, pages, page_size);
+  pool->all = {nullptr,        nullptr,        static_cast<int64_t>(pages) * page_size * shape.kv_heads * shape.head_dim,
+               shape.kv_heads, shape.head_dim, page_size};
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->all.k, pool->all.layer_stride * shape.layers, "K pages"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->all.v, pool->all.layer_stride * shape.layers, "V pages"));
+  return static_cast<KvPool*>(pool);
+}
+
+Result<KvScratch*> CudaBackend::make_kv_scratch(KvShape shape, int32_t rows) {
+  if (shape.head_dim % 32 || shape.head_dim > 256 || shape.head_dim == 96 || shape.head_dim == 160 || shape.head_dim == 192 ||
+      shape.head_dim == 224)
+    return Status(Code::kBadModel, fmt::format("head_dim is {}: the CUDA kernels take 32, 64, 128 and 256", shape.head_dim));
+  auto* scratch = keep<CudaKvScratch>(shape, rows);
+  scratch->all = {nullptr, nullptr, static_cast<int64_t>(rows) * shape.kv_heads * shape.head_dim, shape.kv_heads, shape.head_dim, 0};
+  DDTREE_RETURN_IF_ERROR(allocate(&scratch->all.k, scratch->all.layer_stride * shape.layers, "K scratch"));
+  DDTREE_RETURN_IF_ERROR(allocate(&scratch->all.v, scratch->all.layer_stride * shape.layers, "V scratch"));
+  if (!attention_work_.partial) {
+    attention_work_.capacity = 8 << 20;  // floats: 64 rows × 24 heads × 20 parts of 258
+    DDTREE_RETURN_IF_ERROR(allocate(&attention_work_.partial, attention_work_.capacity, "attention workspace"));
+  }
+  return static_cast<KvScratch*>(scratch);
+}
+
+Result<StatePool*> CudaBackend::make_state_pool(DeltaShape shape, int32_t slots) {
+  if (shape.key_dim % 32 || shape.key_dim > 256)
+    return Status(Code::kBadModel,
+                  fmt::format("linear_key_head_dim is {}: the CUDA kernels take multiples of 32 up to 256", shape.key_dim));
+  if (shape.conv_width < 2 || shape.conv_width > 8)
+    return Status(Code::kBadModel, fmt::format("linear_conv_kernel_dim is {}: 2 to 8 are supported", shape.conv_width));
+  auto* pool = keep<CudaStatePool>(shape, slots);
+  pool->storage.slots = slots, pool->storage.shape = shape;
+  const int64_t each = static_cast<int64_t>(shape.layers) * slots;
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->storage.state, each * shape.value_heads * shape.key_dim * shape.value_dim, "recurrent states"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->storage.window, each * (shape.conv_width - 1) * shape.channels(), "convolution windows"));
+  return static_cast<StatePool*>(pool);
+}
+
+Result<DeltaTrace*> CudaBackend::make_delta_trace(DeltaShape shape, int32_t rows) {
+  auto* trace = keep<CudaDeltaTrace>(shape, rows);
+  kernels::TraceStorage& t = trace->storage;
+  t.rows = rows;
+  const int64_t all = static_cast<int64_t>(shape.layers) * rows;
+  DDTREE_RETURN_IF_ERROR(allocate(&t.k, all * shape.key_heads * shape.key_dim, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&t.u, all * shape.value_heads * shape.value_dim, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&t.gate, all * shape.value_heads, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&t.input, all * shape.channels(), "convolution inputs"));
+  kernels::DeltaWork& w = trace->work;
+  DDTREE_RETURN_IF_ERROR(allocate(&w.q, static_cast<int64_t>(rows) * shape.key_heads * shape.key_dim, "delta-rule queries"));
+  DDTREE_RETURN_IF_ERROR(allocate(&w.dots, static_cast<int64_t>(rows) * shape.key_heads * kernels::kDeltaPath * 2, "delta-rule products"));
+  DDTREE_RETURN_IF_ERROR(allocate(&w.path, static_cast<int64_t>(rows) * kernels::kDeltaPath, "delta-rule paths"));
+  DDTREE_RETURN_IF_ERROR(allocate(&w.length, rows, "delta-rule paths"));
+  return static_cast<DeltaTrace*>(trace);
+}
+
+void CudaBackend::stage_begin(Lane lane) {
+  StagingLane& l = lanes_[static_cast<int>(lane)];
+  // A copy of the lane's last use may still read the pinned memory; between passes finish() has waited already and this returns at once.
+  if (l.flushed > 0) check(cudaStreamSynchronize(stream_), "staging");
+  l.used = l.flushed = 0;
+}
+
+const void* CudaBackend::stage_bytes(Lane lane, const void* data, int64_t bytes) {
+  StagingLane& l = lanes_[static_cast<int>(lane)];
+  const int64_t at = round_up(l.used, 16);
+  if (at + bytes > limits_.staged_bytes) return nullptr;
+  if (bytes > 0) std::memcpy(l.host + at, data, static_cast<size_t>(bytes));
+  l.used = at + bytes;
+  return l.device + at;
+}
+
+void CudaBackend::flush() {
+  for (StagingLane& l : lanes_)
+    if (l.used > l.flushed) {
+      check(cudaMemcpyAsync(l.device + l.flushed, l.host + l.flushed, static_cast<size_t>(l.used - l.flushed), cudaMemcpyHostToDevice,
+                            stream_),
+            "staging");
+      l.flushed = l.used;
+    }
+}
+
+void CudaBackend::check(cudaError_t error, const char* op) {
+  if (error != cudaSuccess && error_.ok())
+    error_ = Status(Code::kEngineFault, fmt::format("CUDA op {}: {}", op, cudaGetErrorString(error)));
+}
+
+void CudaBackend::later(void* host, const void* device, int64_t bytes) {
+  if (results_used_ + bytes > results_size_) {
+    check(cudaErrorInvalidValue, "results (too many for one pass)");
+    return;
+  }
+  check(cudaMemcpyAsync(results_ + results_used_, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_), "results");
+  pending_.push_back({host, results_used_, bytes});
+  results_used_ += round_up(bytes, 16);
+}
+
+void CudaBackend::upload(std::span<const float> values, const Tensor& to) {
+  std::vector<uint16_t> narrow;
+  const void* from = values.data();
+  if (to.element == Element::kBfloat16) {
+    narrow.resize(values.size());
+    for (size_t i = 0; i < values.size(); ++i) narrow[i] = float_to_bf16(values[i]);
+    from = narrow.data();
+  }
+  const auto width = static_cast<size_t>(to.cols * to.size());
+  check(cudaMemcpy2DAsync(to.data, static_cast<size_t>(to.stride * to.size()), from, width, width, static_cast<size_t>(to.rows),
+                          cudaMemcpyHostToDevice, stream_),
+        "upload");
+  check(cudaStreamSynchronize(stream_), "upload");  // `from` is pageable and may go
+}
+
+Status CudaBackend::finish() {
+  check(cudaStreamSynchronize(stream_), "finish");
+  for (const Pending& p : pending_) std::memcpy(p.host, results_ + p.offset, static_cast<size_t>(p.bytes));
+  pending_.clear();
+  results_used_ = small_used_ = 0;
+  return std::exchange(error_, Status());
+}
+
+Result<const float*> CudaBackend::host_floats(const Tensor& t) {
+  const int64_t bytes = t.rows * t.cols * t.size();
+  if (bytes > bounce_size_) {
+    void* p = nullptr;
+    if (const cudaError_t e = cudaMallocHost(&p, static_cast<size_t>(bytes)); e != cudaSuccess)
+      return Status(Code::kDoesNotFit, fmt::format("pinned host memory: {} MiB refused ({})", (bytes >> 20) + 1, cudaGetErrorString(e)));
+    host_blocks_.push_back(p);
+    bounce_ = static_cast<std::byte*>(p), bounce_size_ = bytes;
+  }
+  check(cudaMemcpy2DAsync(bounce_, static_cast<size_t>(t.cols * t.size()), t.data, static_cast<size_t>(t.stride * t.size()),
+                          static_cast<size_t>(t.cols * t.size()), static_cast<size_t>(t.rows), cudaMemcpyDeviceToHost, stream_),
+        "host_floats");
+  DDTREE_RETURN_IF_ERROR(finish());
+  if (t.element == Element::kFloat32) return reinterpret_cast<const float*>(bounce_);
+  host_.resize(static_cast<size_t>(t.rows * t.cols));
+  for (size_t i = 0; i < host_.size(); ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, bounce_ + i * 2, 2);
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    std::memcpy(&host_[i], &wide, 4);
+  }
+  return static_cast<const float*>(host_.data());
+}
+
+void CudaBackend::reset_state(StatePool* states, int32_t slot) {
+  const kernels::DeltaStorage& s = static_cast<CudaStatePool*>(states)->storage;
+  const int64_t state = static_cast<int64_t>(s.shape.value_heads) * s.shape.key_dim * s.shape.value_dim,
+                window = static_cast<int64_t>(s.shape.conv_width - 1) * s.shape.channels();
+  check(cudaMemset2DAsync(s.state + slot * state, static_cast<size_t>(s.slots * state) * 4, 0, static_cast<size_t>(state) * 4,
+                          static_cast<size_t>(s.shape.layers), stream_),
+        "reset_state");
+  check(cudaMemset2DAsync(s.window + slot * window, static_cast<size_t>(s.slots * window) * 2, 0, static_cast<size_t>(window) * 2,
+                          static_cast<size_t>(s.shape.layers), stream_),
+        "reset_state");
+}
+
+const CUtensorMap* CudaBackend::row_map(const Tensor& x, int bucket) {
+  const MapKey key{x.data, x.cols, x.stride, bucket};
+  const auto found = maps_.find(key);
+  if (found != maps_.end()) return &found->second;
+  CUtensorMap map{};
+  // Only x.rows rows are promised to exist; the rest of a box comes as zeros. A map is kept by address, so it must hold for any row count.
+  if (!encode_map(&map, x.data, bucket, x.cols, x.stride, bucket)) return nullptr;
+  return &maps_.emplace(key, map).first->second;
+}
+
+}  // namespace ddtree::ops::cuda

@@ -1,0 +1,125 @@
+// The CUDA backend: BF16 weights and activations, float32 residual, states and accumulation, one stream.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "ops/backend.h"
+#include "ops/cuda/device.h"
+#include "ops/cuda/storage.h"
+
+namespace ddtree::ops::cuda {
+
+struct CudaOptions {
+  int device = 0;
+  bool portable_kernels = false;  // never the Hopper kernels: for testing the path of other cards
+};
+
+class CudaBackend final : public Backend {
+ public:
+  static Result<std::unique_ptr<CudaBackend>> create(const CudaOptions& options);
+  ~CudaBackend() override;
+
+  const DeviceInfo& device() const { return device_; }
+  int64_t allocated_bytes() const { return allocated_; }
+
+  const char* name() const override { return name_.c_str(); }
+  Status set_limits(const BackendLimits& limits) override;
+  Element activation() const override { return Element::kBfloat16; }
+  Result<Tensor> make_tensor(int64_t rows, int64_t cols, Element element) override;
+  Result<const Weight*> pack_weight(std::span<const TensorView> parts) override;
+  Result<Tensor> norm_weight(const TensorView& weight, float add) override;
+  Result<Tensor> constant(std::span<const float> values, int64_t rows, int64_t cols) override;
+  Result<const RopeTable*> make_rope(int64_t positions, int64_t rotary_dim, double theta) override;
+  Result<KvPool*> make_kv_pool(KvShape shape, int32_t pages, int32_t page_size) override;
+  Result<KvScratch*> make_kv_scratch(KvShape shape, int32_t rows) override;
+  Result<StatePool*> make_state_pool(DeltaShape shape, int32_t slots) override;
+  Result<DeltaTrace*> make_delta_trace(DeltaShape shape, int32_t rows) override;
+
+  void stage_begin(Lane lane) override;
+  const void* stage_bytes(Lane lane, const void* data, int64_t bytes) override;
+  void upload(std::span<const float> values, const Tensor& to) override;
+  Status finish() override;
+  Result<const float*> host_floats(const Tensor& t) override;
+  void reset_state(StatePool* states, int32_t slot) override;
+
+  void embed(const EmbedArgs& args) override;
+  void copy_rows(const CopyRowsArgs& args) override;
+  void rms_norm(const RmsNormArgs& args) override;
+  void add_rms_norm(const AddRmsNormArgs& args) override;
+  void gated_rms_norm(const GatedRmsNormArgs& args) override;
+  void linear(const LinearArgs& args) override;
+  void silu_mul(const SiluMulArgs& args) override;
+  void attention_prepare(const AttentionPrepareArgs& args) override;
+  void attention(const AttentionArgs& args) override;
+  void draft_attention(const DraftAttentionArgs& args) override;
+  void draft_context(const DraftContextArgs& args) override;
+  void kv_commit(const KvCommitArgs& args) override;
+  void conv(const ConvArgs& args) override;
+  void delta_rule(const DeltaRuleArgs& args) override;
+  void delta_commit(const DeltaCommitArgs& args) override;
+  void finish_logits(const FinishLogitsArgs& args) override;
+  void top_k_log_probs(const TopKArgs& args) override;
+
+ private:
+  explicit CudaBackend(const CudaOptions& options, DeviceInfo device);
+  // Device memory that lives as long as the backend, zeroed. kDoesNotFit with the size.
+  Result<void*> allocate(int64_t bytes, const char* what);
+  template <class T>
+  Status allocate(T** pointer, int64_t count, const char* what);
+  template <class T, class... A>
+  T* keep(A&&... a);
+  void flush();                                   // uploads what was staged since the last flush
+  void check(cudaError_t error, const char* op);  // remembers the first error until finish()
+  // A host array filled from device memory at finish().
+  void later(void* host, const void* device, int64_t bytes);
+  Result<Tensor> constant_of(const float* values, int64_t rows, int64_t cols);
+  const CUtensorMap* row_map(const Tensor& x, int bucket);
+
+  struct StagingLane {
+    std::byte *host = nullptr, *device = nullptr;  // pinned, and its copy
+    int64_t used = 0, flushed = 0;
+  };
+  struct Pending {
+    void* host;
+    int64_t offset, bytes;
+  };
+
+  CudaOptions options_;
+  DeviceInfo device_;
+  std::string name_;
+  BackendLimits limits_;
+  cudaStream_t stream_ = nullptr;
+  bool hopper_ = false;
+  size_t shared_limit_ = 0;
+  std::vector<void*> device_blocks_, host_blocks_;
+  std::vector<std::shared_ptr<void>> owned_;
+  StagingLane lanes_[kLanes];
+  std::vector<Pending> pending_;
+  std::byte* results_ = nullptr;  // pinned: device results on their way to the host
+  int64_t results_used_ = 0, results_size_ = 0;
+  std::vector<float> host_;
+  std::byte* bounce_ = nullptr;  // pinned, for host_floats
+  int64_t bounce_size_ = 0;
+  std::byte* small_ = nullptr;  // device results of logits ops
+  int64_t small_used_ = 0;
+  kernels::AttentionWork attention_work_;
+  struct MapKey {
+    const void* data;
+    int64_t cols, stride;
+    int bucket;
+    bool operator==(const MapKey&) const = default;
+  };
+  struct MapHash {
+    size_t operator()(const MapKey& k) const {
+      return std::hash<const void*>()(k.data) ^ static_cast<size_t>((k.cols * 31 + k.stride) * 131 + k.bucket);
+    }
+  };
+  std::unordered_map<MapKey, CUtensorMap, MapHash> maps_;
+  Status error_;
+  int64_t allocated_ = 0;
+};
+
+}  // namespace ddtree::ops::cuda

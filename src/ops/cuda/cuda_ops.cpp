@@ -1,0 +1,137 @@
+// The ops of the CUDA backend: each uploads what was staged, then enqueues its kernels.
+#include <algorithm>
+
+#include "ops/cuda/cuda_backend.h"
+
+namespace ddtree::ops::cuda {
+namespace {
+
+const CudaWeight& of(const Weight* w) { return *static_cast<const CudaWeight*>(w); }
+const kernels::Rope& of(const RopeTable* r) { return static_cast<const CudaRope*>(r)->table; }
+
+}  // namespace
+
+void CudaBackend::embed(const EmbedArgs& a) {
+  flush();
+  const CudaWeight& w = of(a.weight);
+  check(kernels::embed(stream_, a.token, a.rows, w.data, w.bf16, w.k(), a.y), "embed");
+}
+
+void CudaBackend::copy_rows(const CopyRowsArgs& a) {
+  if (a.count == 0) return;
+  flush();
+  check(kernels::copy_rows(stream_, a), "copy_rows");
+}
+
+void CudaBackend::rms_norm(const RmsNormArgs& a) { flush(), check(kernels::rms_norm(stream_, a), "rms_norm"); }
+void CudaBackend::add_rms_norm(const AddRmsNormArgs& a) { flush(), check(kernels::add_rms_norm(stream_, a), "add_rms_norm"); }
+void CudaBackend::gated_rms_norm(const GatedRmsNormArgs& a) { flush(), check(kernels::gated_rms_norm(stream_, a), "gated_rms_norm"); }
+void CudaBackend::silu_mul(const SiluMulArgs& a) { flush(), check(kernels::silu_mul(stream_, a), "silu_mul"); }
+
+void CudaBackend::linear(const LinearArgs& a) {
+  flush();
+  const CudaWeight& w = of(a.weight);
+  if (w.mapped) {
+    constexpr int64_t kMost = 128;
+    for (int64_t first = 0; first < a.x.rows; first += kMost) {
+      const int64_t rows = std::min(kMost, a.x.rows - first);
+      const Tensor x = a.x.row_range(first, rows), y = a.y.row_range(first, rows);
+      const CUtensorMap* map = row_map(x, kernels::few_rows_bucket(static_cast<int>(rows)));
+      if (!map) {
+        check(kernels::linear_portable(stream_, w.data, w.bf16, x, w.n(), w.k(), y), "linear");
+        continue;
+      }
+      check(kernels::linear_few_rows(stream_, w.map, *map, static_cast<int>(rows), w.n(), w.k(), w.tile, y, device_.multiprocessors,
+                                     shared_limit_),
+            "linear");
+    }
+    return;
+  }
+  check(kernels::linear_portable(stream_, w.data, w.bf16, a.x, w.n(), w.k(), a.y), "linear");
+}
+
+void CudaBackend::attention_prepare(const AttentionPrepareArgs& a) {
+  flush();
+  const kernels::KvStorage scratch = layer_of(static_cast<CudaKvScratch*>(a.scratch)->all, a.scratch_layer);
+  kernels::KvStorage pool;
+  if (a.pool) pool = layer_of(static_cast<CudaKvPool*>(a.pool)->all, a.pool_layer);
+  check(kernels::attention_prepare(stream_, a, of(a.rope), scratch, a.pool ? &pool : nullptr), "attention_prepare");
+}
+
+void CudaBackend::attention(const AttentionArgs& a) {
+  flush();
+  kernels::AttentionCall c;
+  c.forest = a.forest, c.heads = a.heads, c.count = a.row ? a.count : a.forest->rows, c.row = a.row;
+  c.q = a.q, c.o = a.o, c.packed = a.packed, c.gate = a.gate;
+  c.scratch = layer_of(static_cast<const CudaKvScratch*>(a.scratch)->all, a.scratch_layer);
+  if (a.pool) c.pool = layer_of(static_cast<const CudaKvPool*>(a.pool)->all, a.pool_layer);
+  if (c.count > 0) check(kernels::attention(stream_, c, attention_work_), "attention");
+}
+
+void CudaBackend::draft_attention(const DraftAttentionArgs& a) {
+  flush();
+  kernels::AttentionCall c;
+  c.forest = a.forest, c.heads = a.heads, c.count = a.forest->rows;
+  c.q = a.q, c.o = a.o, c.bidirectional = !a.causal, c.window = a.window;
+  c.scratch = layer_of(static_cast<const CudaKvScratch*>(a.scratch)->all, a.scratch_layer);
+  if (a.pool) c.pool = layer_of(static_cast<const CudaKvPool*>(a.pool)->all, a.pool_layer);
+  check(kernels::attention(stream_, c, attention_work_), "draft_attention");
+}
+
+void CudaBackend::draft_context(const DraftContextArgs& a) {
+  if (a.rows == 0) return;
+  flush();
+  check(kernels::draft_context(stream_, a, of(a.rope), static_cast<CudaKvPool*>(a.pool)->all), "draft_context");
+}
+
+void CudaBackend::kv_commit(const KvCommitArgs& a) {
+  flush();
+  const auto& scratch = *static_cast<const CudaKvScratch*>(a.scratch);
+  check(kernels::kv_commit(stream_, a, scratch.all, static_cast<CudaKvPool*>(a.pool)->all, scratch.shape().layers), "kv_commit");
+}
+
+void CudaBackend::conv(const ConvArgs& a) {
+  flush();
+  const auto& trace = *static_cast<CudaDeltaTrace*>(a.trace);
+  // The paths of this pass serve all its layers.
+  if (a.layer == 0) check(kernels::delta_paths(stream_, *a.forest, trace.work), "delta_paths");
+  check(kernels::conv(stream_, a, static_cast<CudaStatePool*>(a.states)->storage, trace.storage), "conv");
+}
+
+void CudaBackend::delta_rule(const DeltaRuleArgs& a) {
+  flush();
+  const auto& trace = *static_cast<CudaDeltaTrace*>(a.trace);
+  check(kernels::delta_rule(stream_, a, static_cast<CudaStatePool*>(a.states)->storage, trace.storage, trace.work), "delta_rule");
+}
+
+void CudaBackend::delta_commit(const DeltaCommitArgs& a) {
+  flush();
+  check(kernels::delta_commit(stream_, a, static_cast<CudaStatePool*>(a.states)->storage,
+                              static_cast<const CudaDeltaTrace*>(a.trace)->storage),
+        "delta_commit");
+}
+
+void CudaBackend::finish_logits(const FinishLogitsArgs& a) {
+  flush();
+  auto* bad = reinterpret_cast<int32_t*>(small_ + small_used_);
+  small_used_ += 256;
+  check(cudaMemsetAsync(bad, 0xFF, sizeof(int32_t), stream_), "finish_logits");
+  check(kernels::finish_logits(stream_, a.logits, a.real_vocab, bad), "finish_logits");
+  later(a.bad_row, bad, sizeof(int32_t));
+}
+
+void CudaBackend::top_k_log_probs(const TopKArgs& a) {
+  flush();
+  const int64_t values = a.logits.rows * a.top_k;
+  auto* bad = reinterpret_cast<int32_t*>(small_ + small_used_);
+  auto* token = reinterpret_cast<int32_t*>(small_ + small_used_ + 256);
+  auto* log_prob = reinterpret_cast<float*>(token + values);
+  small_used_ += (256 + values * 8 + 255) / 256 * 256;
+  check(cudaMemsetAsync(bad, 0xFF, sizeof(int32_t), stream_), "top_k_log_probs");
+  check(kernels::top_k_log_probs(stream_, a.logits, a.real_vocab, a.top_k, token, log_prob, bad), "top_k_log_probs");
+  later(a.bad_row, bad, sizeof(int32_t));
+  later(a.token, token, values * 4);
+  later(a.log_prob, log_prob, values * 4);
+}
+
+}  // namespace ddtree::ops::cuda
