@@ -30,7 +30,7 @@ struct SmokeCheckResult {
 };
 
 struct SmokeReport {
-  SmokeVerdict verdict = SmokeVerdict::kFail;  // kSkip: the suite did not run (--skip-smoke); message says so
+  SmokeVerdict verdict = SmokeVerdict::kFail;  // kSkip: the suite did not run (--skip-smoke, no room); message says so
   std::string message;                         // one sentence; the first failure
   std::string trigger;                         // "start", "dashboard", "command"
   int64_t started_ms = 0, finished_ms = 0;     // since 1970 UTC
@@ -71,7 +71,8 @@ struct SmokeOptions {
 // DFLASH and DDTREE with a drafter, NEXTN with an MTP head.
 std::vector<SpeculationMode> smoke_modes(bool has_drafter, bool has_mtp);
 
-// Never throws, always returns a report. Takes one request at a time through Engine::submit().
+// Never throws, always returns a report. Takes one request at a time through Engine::submit(); while the queue is full it waits, and a
+// suite that gets no room within answer_seconds is a skip, not a failure.
 SmokeReport run_smoke(const SmokeSubject& subject, const SmokeOptions& options = {});
 // The report of a suite that was not run.
 SmokeReport skipped_smoke(const std::string& trigger, const std::string& why = "smoke test skipped (--skip-smoke)");

@@ -220,6 +220,7 @@ Status Service::run_smoke_now() {
     return {};
   }
   if (m.draining) return {Code::kCancelled, "the service stops"};
+  if (report.verdict == SmokeVerdict::kSkip) return {Code::kTemporary, report.message};
   (void)m.phases.enter(Phase::kDegraded, "the smoke test failed: " + report.message);
   m.phases.set_smoke(SmokeState::kFailed);
   return {Code::kEngineFault, report.message};

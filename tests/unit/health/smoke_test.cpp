@@ -29,11 +29,14 @@ class ScriptedEngine final : public Engine {
   std::optional<SpeculationMode> refuses;
   std::string error;    // every request ends with it
   bool silent = false;  // never answers
+  int full_for = 0;     // so many submissions find the queue full
+  int64_t passes = 0;   // made since the snapshot before, for other requests
   bool ignores_stop_strings = false, stop_too_late = false, wrong_usage = false, wrong_histogram = false, wrong_mode = false;
 
   int cancelled = 0, submitted = 0;
 
   Result<uint64_t> submit(Request request, DeltaSink sink) override {
+    if (full_for > 0) return --full_for, Status(Code::kTemporary, "264 requests are running or waiting");
     ++submitted;
     const SpeculationMode mode = request.mode.value_or(engine_options.mode);
     if (refuses == mode) return Status(Code::kInvalidArgument, "mode: no drafter is loaded");
@@ -80,8 +83,15 @@ class ScriptedEngine final : public Engine {
   }
   void cancel(uint64_t) override { ++cancelled; }
   void drain(double) override {}
-  EngineSnapshot snapshot() const override { return {}; }
+  EngineSnapshot snapshot() const override {
+    EngineSnapshot s;
+    s.passes = all_passes += passes;
+    return s;
+  }
   const EngineOptions& options() const override { return engine_options; }
+
+ private:
+  mutable int64_t all_passes = 0;
 };
 
 SmokeSubject subject_of(ScriptedEngine& engine) {
@@ -254,6 +264,38 @@ TEST_CASE("an engine that never answers fails within the limit, and its request 
   CHECK(has(check.message, "no end within"));
   CHECK(engine.cancelled == engine.submitted);
   CHECK(engine.submitted <= 3);  // then the suite's own time is over, and nothing more is asked
+}
+
+TEST_CASE("a full queue is waited for; a suite that gets no room is skipped, not failed") {
+  ScriptedEngine engine;
+  SmokeOptions options;
+  SECTION("full for a while") {
+    engine.full_for = 3;
+    CHECK(run_smoke(subject_of(engine), options).verdict == SmokeVerdict::kPass);
+    CHECK(engine.full_for == 0);
+  }
+  SECTION("full all the time") {
+    engine.full_for = 1'000'000;
+    options.answer_seconds = 0.05;
+    const SmokeReport report = run_smoke(subject_of(engine), options);
+    CHECK(report.verdict == SmokeVerdict::kSkip);
+    CHECK(has(report.message, "no room"));
+    CHECK(engine.submitted == 0);
+    for (const auto& check : report.checks) CHECK(check.verdict != SmokeVerdict::kFail);
+  }
+  SECTION("queued behind others that move") {
+    engine.silent = true, engine.passes = 5;
+    options.answer_seconds = 0.05;
+    CHECK(run_smoke(subject_of(engine), options).verdict == SmokeVerdict::kSkip);
+    CHECK(engine.cancelled == 1);
+  }
+  SECTION("what failed before counts") {
+    SmokeSubject subject = subject_of(engine);
+    subject.feature_width = 512;
+    engine.full_for = 1'000'000;
+    options.answer_seconds = 0.05;
+    CHECK(only_failure(run_smoke(subject, options)).name == "feature-width");
+  }
 }
 
 TEST_CASE("a suite can be stopped") {
