@@ -54,7 +54,10 @@ int serve(int argc, char** argv) {
   config.http.max_connections = config.service.engine.max_running + config.service.engine.max_queue + 128;
 
   const sigset_t signals = stop_signals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  // The loader's word that it failed is a signal of its own: it must not pass for a user's second one.
+  sigset_t heard = signals;
+  sigaddset(&heard, SIGUSR1);
+  pthread_sigmask(SIG_BLOCK, &heard, nullptr);
 
   Service service(config.service);
   HttpServer http(config.http);
@@ -88,12 +91,14 @@ int serve(int argc, char** argv) {
                 mode_name(serving->engine->options().mode), serving->info.context_length, address,
                 service.smoke_skipped() ? "; the smoke test was skipped: nothing has shown that this model writes sensible text" : "");
     } else {
-      kill(self, SIGTERM);  // wakes the wait below
+      kill(self, SIGUSR1);  // wakes the wait below
     }
   });
 
   int signal = 0;
-  sigwait(&signals, &signal);
+  do {
+    sigwait(&heard, &signal);
+  } while (signal == SIGUSR1 && !loaded);  // somebody else's
   const bool failed = loaded && !load_status.ok();
   if (!failed) {
     log::info("{}: draining; a second one stops at once", signal == SIGINT ? "SIGINT" : "SIGTERM");

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -106,6 +107,11 @@ int run(int argc, char** argv) {
   if (file.empty()) {
     std::fputs(kHelp, stderr);
     return 64;
+  }
+  std::error_code none;
+  if (std::filesystem::is_directory(file, none)) {
+    fmt::print(stderr, "ddtree template: {} is a folder; give the template's file\n", file);
+    return 65;
   }
   std::ifstream in(file, std::ios::binary);
   const std::string source((std::istreambuf_iterator<char>(in)), {});
