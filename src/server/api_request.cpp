@@ -118,6 +118,7 @@ void parse_common(Fields& f, const FieldLimits& limits, GenerationFields* out) {
   else if (seed && seed->is_number_integer()) s.seed = static_cast<uint64_t>(seed->get<int64_t>());
   else if (seed) f.fail(invalid_value("seed", "seed must be an integer of at most 64 bits, found " + shown(*seed)));
   else s.seed = std::random_device{}() | (static_cast<uint64_t>(std::random_device{}()) << 32);
+  s.seed_given = true;  // 0 is a seed like any other
 
   const auto old_name = f.integer("max_tokens", 1, INT32_MAX);
   const auto new_name = f.integer("max_completion_tokens", 1, INT32_MAX);

@@ -202,6 +202,7 @@ class ChatStream {
     if (!finished) return true;
     event_finished_ = true;
     if (r_.last.finish == FinishReason::kError) return write_(sse_event(stream_error_json(error))), false;
+    if (r_.last.finish == FinishReason::kCancelled) return write_(sse_event(Json::parse(interrupted().json()))), false;
     Json end = Json::object();
     put_end(end, r_);
     if (!chunk(Json::object(), &end, nullptr, false)) return false;
@@ -357,8 +358,7 @@ void chat(Service& service, const HttpRequest& request, HttpResponse& response) 
   }
   for (;;) {
     if (wait == Generation::Wait::kGone || wait == Generation::Wait::kDone) {
-      response.status = 499;  // nobody reads it
-      return;
+      return send_error(response, client_gone());
     }
     if (wait == Generation::Wait::kEvent) {
       const AnswerDelta d = r.take(event);
@@ -369,6 +369,7 @@ void chat(Service& service, const HttpRequest& request, HttpResponse& response) 
   }
   note(r);
   if (r.last.finish == FinishReason::kError) return engine_fault(response, r.last.error);
+  if (r.last.finish == FinishReason::kCancelled) return send_error(response, interrupted());
   response.body = dump_json(whole_reply(r));
 }
 

@@ -111,6 +111,10 @@ void stream(CompletionReply& r, const BodyWriter& write, Generation::Event* firs
       write(sse_event(stream_error_json(r.choices[i].last.error)));
       return;
     }
+    if (end && r.choices[i].last.finish == FinishReason::kCancelled) {
+      write(sse_event(Json::parse(interrupted().json())));
+      return;
+    }
     const bool show_ids = r.fields.return_token_ids && (!ids.empty() || !begun[i]);
     if (text.empty() && !end && !show_ids) continue;
     Json choice = r.choice_json(i, std::move(text), end);
@@ -218,13 +222,13 @@ void completion(Service& service, const HttpRequest& request, HttpResponse& resp
   }
   for (;;) {
     if (wait == Generation::Wait::kGone) {
-      response.status = 499;
-      return;
+      return send_error(response, client_gone());
     }
     if (wait == Generation::Wait::kEvent) {
       r.take(event);
       const Choice& c = r.choices[event.choice];
       if (c.finished && c.last.finish == FinishReason::kError) return fault(response, c.last.error);
+      if (c.finished && c.last.finish == FinishReason::kCancelled) return send_error(response, interrupted());
     }
     if (r.unfinished == 0) break;
     wait = r.generation->next(&event, 3600);

@@ -17,8 +17,9 @@ namespace ddtree {
 
 namespace {
 
-constexpr int kReadTimeoutMs = 30'000;   // a client that stops in the middle of its request
-constexpr int kWriteTimeoutMs = 30'000;  // a client that stops reading its reply
+constexpr int kReadTimeoutMs = 30'000;                         // a client that stops in the middle of its request
+constexpr int kWriteTimeoutMs = 30'000;                        // a client that stops reading its reply
+constexpr auto kCrowdedIdle = std::chrono::milliseconds(500);  // kept alive at least so long, however many wait
 constexpr uint64_t kWakeKey = 0;
 
 // poll() on one descriptor, EINTR aside. Returns revents, 0 on time-out.
@@ -118,15 +119,19 @@ ConnectionStream*& ConnectionStream::current() {
   return stream;
 }
 
-bool ConnectionStream::wait_for_request(int seconds, const std::atomic<bool>& stopping) {
+bool ConnectionStream::wait_for_request(int seconds, const std::atomic<bool>& stopping, std::atomic<int>& crowded) {
   if (begin_ < end_) return true;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  const auto begin = std::chrono::steady_clock::now(), deadline = begin + std::chrono::seconds(seconds);
   while (!stopping) {
     if (poll_one(fd_, POLLIN, 100) != 0) {
       char c;
       return ::recv(fd_, &c, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
     }
-    if (std::chrono::steady_clock::now() >= deadline) return false;
+    const auto now = std::chrono::steady_clock::now();
+    if (now >= deadline) return false;
+    // Idle connections that fill all threads must not keep out who asks for something, health probes not least. One goes for each that
+    // waits.
+    if (int n = crowded; n > 0 && now - begin >= kCrowdedIdle && crowded.compare_exchange_strong(n, n - 1)) return false;
   }
   return false;
 }
@@ -214,8 +219,11 @@ bool ElasticPool::enqueue(std::function<void()> task) {
     ++threads_;
     std::thread([this] { work(); }).detach();
   }
+  count_crowd();
   return true;
 }
+
+void ElasticPool::count_crowd() { crowded_ = threads_ < most_ ? 0 : std::max(0, static_cast<int>(tasks_.size()) - idle_); }
 
 void ElasticPool::work() {
   std::unique_lock lock(mutex_);
@@ -226,6 +234,7 @@ void ElasticPool::work() {
     if (tasks_.empty() && (stopping_ || !woken)) break;
     const auto task = std::move(tasks_.front());
     tasks_.pop_front();
+    count_crowd();
     lock.unlock();
     task();
     lock.lock();

@@ -52,7 +52,8 @@ class ConnectionStream final : public httplib::Stream, public Peer {
   static ConnectionStream*& current();
 
   // Waits for the first byte of the next request. False: closed, idle too long, or stopping.
-  bool wait_for_request(int seconds, const std::atomic<bool>& stopping);
+  // `crowded`: connections that wait for a thread; an idle one gives its own up for one of them.
+  bool wait_for_request(int seconds, const std::atomic<bool>& stopping, std::atomic<int>& crowded);
   // After a refusal that left part of the body unread: reads it away for a moment, or the client would see a reset, not the reply.
   void linger();
   bool close_after = false;  // end the connection after this reply
@@ -81,13 +82,16 @@ class ConnectionStream final : public httplib::Stream, public Peer {
 // A thread for every busy connection, made when needed and given back when idle.
 class ElasticPool final : public httplib::TaskQueue {
  public:
-  explicit ElasticPool(int most) : most_(most) {}
+  // crowded: kept at the number of tasks that no thread can take.
+  ElasticPool(int most, std::atomic<int>& crowded) : most_(most), crowded_(crowded) {}
   bool enqueue(std::function<void()> task) override;
   void shutdown() override;
 
  private:
   void work();
+  void count_crowd();  // mutex_ held
   const int most_;
+  std::atomic<int>& crowded_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::deque<std::function<void()>> tasks_;

@@ -36,6 +36,25 @@ ApiError unsupported(std::string param, std::string message) {
   return e;
 }
 
+ApiError interrupted() {
+  ApiError e;
+  e.status = 503;
+  e.type = "server_error";
+  e.code = "draining";
+  e.message = "the server stops, and this answer was not finished in the time it had for that; send the request again";
+  e.retry_after = 10;
+  e.strings.emplace_back("phase", "draining");
+  return e;
+}
+
+ApiError client_gone() {
+  ApiError e;
+  e.status = 499;
+  e.code = "client_closed_request";
+  e.message = "the client closed its sending half, which ends a request; keep it open until the reply has come";
+  return e;
+}
+
 ApiError from_status(const Status& status) {
   ApiError e;
   e.message = status.message();

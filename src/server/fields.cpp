@@ -49,8 +49,10 @@ std::optional<double> Fields::number(const char* name, double low, double high) 
 std::optional<int64_t> Fields::integer(const char* name, int64_t low, int64_t high) {
   const Json* v = find(name);
   if (!v) return {};
-  const auto right = high == INT64_MAX || high == INT32_MAX ? fmt::format("an integer of at least {}", low)
-                                                            : fmt::format("an integer from {} to {}", low, high);
+  // The technical upper end is only worth a word to who went past it.
+  const bool huge = v->is_number() && v->get<double>() > static_cast<double>(high);
+  const auto right = (high == INT64_MAX || high == INT32_MAX) && !huge ? fmt::format("an integer of at least {}", low)
+                                                                       : fmt::format("an integer from {} to {}", low, high);
   int64_t n = 0;
   if (v->is_number_unsigned()) {
     const uint64_t u = v->get<uint64_t>();

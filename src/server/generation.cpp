@@ -169,6 +169,7 @@ Generation::Wait Generation::next(Event* event, double seconds) {
     c.record.finish = finish_name(event->delta.finish);
     c.record.error = event->delta.error;
     if (event->delta.finish == FinishReason::kError) c.record.http_status = 500;
+    if (event->delta.finish == FinishReason::kCancelled) c.record.http_status = 503;  // not by its client: the server stops
     event->branch_hits = branch_hits(event->delta.stats);
     event->delta.stats.trees.clear();  // the record has them; replies do not
   } else {

@@ -26,8 +26,11 @@ namespace {
 // arrived with the request before is not lost.
 class Listener final : public httplib::Server {
  public:
-  Listener(PeerWatcher& watcher, const std::atomic<bool>& stopping, int keep_alive_seconds)
-      : watcher_(watcher), stopping_(stopping), keep_alive_seconds_(keep_alive_seconds) {}
+  Listener(PeerWatcher& watcher, const std::atomic<bool>& stopping, std::atomic<int>& crowded, int keep_alive_seconds)
+      : watcher_(watcher), stopping_(stopping), crowded_(crowded), keep_alive_seconds_(keep_alive_seconds) {}
+
+  // httplib listens with a backlog of 5: the sixth of a burst of clients would wait a second for its second SYN. Listening again widens it.
+  void widen_backlog() { ::listen(svr_sock_, SOMAXCONN); }
 
  private:
   bool process_and_close_socket(socket_t sock) override {
@@ -38,7 +41,7 @@ class Listener final : public httplib::Server {
       stream.get_remote_ip_and_port(remote, remote_port);
       stream.get_local_ip_and_port(local, local_port);
       ConnectionStream::current() = &stream;
-      while (stream.wait_for_request(keep_alive_seconds_, stopping_)) {
+      while (stream.wait_for_request(keep_alive_seconds_, stopping_, crowded_)) {
         bool closed = false;
         const bool ok = process_request(stream, remote, remote_port, local, local_port, stopping_, closed, nullptr);
         if (!ok || closed || stream.close_after || stopping_) break;
@@ -53,6 +56,7 @@ class Listener final : public httplib::Server {
 
   PeerWatcher& watcher_;
   const std::atomic<bool>& stopping_;
+  std::atomic<int>& crowded_;
   const int keep_alive_seconds_;
 };
 
@@ -85,6 +89,11 @@ std::string bind_trouble(const std::string& host, int port) {
 ApiError plain_error(int status, const std::string& message) {
   ApiError e;
   e.status = status;
+  e.code = status == 413   ? "request_too_large"
+           : status == 414 ? "uri_too_long"
+           : status == 415 ? "unsupported_media_type"
+           : status == 416 ? "range_not_satisfiable"
+                           : "invalid_request";
   e.message = message;
   return e;
 }
@@ -103,6 +112,7 @@ struct HttpServer::Impl {
   Options options;
   Router router;
   std::atomic<bool> stopping{false};
+  std::atomic<int> crowded{0};  // connections that wait for a thread
   PeerWatcher watcher;
   std::unique_ptr<Listener> listener;
   std::thread accepter;
@@ -142,6 +152,14 @@ bool HttpServer::Impl::read_body(const httplib::Request& in, const httplib::Cont
   const bool chunked = in.get_header_value("Transfer-Encoding").find("chunked") != std::string::npos;
   const std::string length = in.get_header_value("Content-Length");
   if (!chunked && length.empty()) return true;  // no body
+  if (in.get_header_value_count("Content-Length") > (chunked ? 0U : 1U)) {
+    // A proxy before us may have read another length: what follows would be its next client's request to it and a body to us, or the
+    // reverse.
+    *error = plain_error(400, chunked ? "Content-Length beside Transfer-Encoding: chunked; a body has one length, so send one of them"
+                                      : "more than one Content-Length; a body has one length");
+    stream->close_after = true;
+    return false;
+  }
   if (!chunked) {
     if (length.size() > 18 || length.find_first_not_of("0123456789") != std::string::npos) {
       *error = plain_error(400, "Content-Length is no number of bytes: " + length.substr(0, 40));
@@ -263,7 +281,7 @@ void HttpServer::Impl::send(const HttpRequest& request, HttpResponse&& reply, ht
 
 Status HttpServer::start() {
   Impl& m = *impl_;
-  m.listener = std::make_unique<Listener>(m.watcher, m.stopping, m.options.keep_alive_seconds);
+  m.listener = std::make_unique<Listener>(m.watcher, m.stopping, m.crowded, m.options.keep_alive_seconds);
   Listener& s = *m.listener;
   s.set_tcp_nodelay(true);  // without it a kept-alive reply waits 40 ms for the client's acknowledgement
   // Not SO_REUSEPORT, httplib's default: a second server on the same port must be told so, not share its clients.
@@ -271,7 +289,7 @@ Status HttpServer::start() {
     const int yes = 1;
     setsockopt(sock, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   });
-  s.new_task_queue = [connections = m.options.max_connections] { return new ElasticPool(connections); };
+  s.new_task_queue = [&m] { return new ElasticPool(m.options.max_connections, m.crowded); };
   s.set_keep_alive_timeout(m.options.keep_alive_seconds);
   s.set_keep_alive_max_count(1u << 30);
   const auto plain = [this](const httplib::Request& in, httplib::Response& out) { impl_->handle(in, out, nullptr); };
@@ -312,6 +330,7 @@ Status HttpServer::start() {
     if (!s.bind_to_port(m.options.host, m.options.port)) return {Code::kUnavailable, bind_trouble(m.options.host, m.options.port)};
     m.port = m.options.port;
   }
+  s.widen_backlog();
   m.accepter = std::thread([&s] { s.listen_after_bind(); });
   s.wait_until_ready();
   return {};

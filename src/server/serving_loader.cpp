@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -63,10 +64,14 @@ Status check_mode(const ServiceOptions& options, const LoadedPair& pair, EngineO
 }
 
 Result<std::string> read_text(const std::string& path) {
+  std::error_code none;
+  if (std::filesystem::is_directory(path, none))
+    return {Code::kBadModel, fmt::format("--chat-template {}: a folder; give the template's file", path)};
   std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
   text << in.rdbuf();
   if (!in) return {Code::kBadModel, fmt::format("--chat-template {}: the file cannot be read", path)};
+  if (text.str().empty()) return {Code::kBadModel, fmt::format("--chat-template {}: the file is empty", path)};
   return text.str();
 }
 
@@ -78,7 +83,8 @@ std::vector<std::string> served_names(const ServiceOptions& options) {
 }
 
 Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& options, PhaseMachine& phases) {
-  DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kDevices, options.cuda_device < 0 ? "the CPU" : fmt::format("CUDA card {}", options.cuda_device)));
+  DDTREE_RETURN_IF_ERROR(
+      phases.enter(Phase::kDevices, options.cuda_device < 0 ? "the CPU" : fmt::format("CUDA card {}", options.cuda_device)));
   const std::string path = options.model_path.empty() ? std::string(kEmbeddedPair) : options.model_path;
   DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kWeights, "reading " + path));
   auto pair = load_pair(path, options.draft_path.empty() ? std::nullopt : std::optional<std::string>(options.draft_path));

@@ -163,8 +163,16 @@ test('a drain that takes too long cancels what runs', async () => {
   let response = '';
   request.on('response', (res) => res.on('data', (d) => { response += d; }).on('error', () => {}));
   await eventually('the stream began', () => response.includes('"content"'));
+  const whole = server.chat({ ...long, max_tokens: 3500 });
+  await eventually('both run', async () => (await server.get('/admin/api/status')).body.engine.running === 2);
   server.signal('SIGTERM');
+  // Half an answer must not pass for a whole one.
+  const cut = await whole;
+  assert.equal(cut.status, 503);
+  assert.equal(cut.body.error.code, 'draining');
   assert.deepEqual(await server.exited, { code: 0, signal: null });
+  assert.match(response, /"code":"draining"/);
+  assert.doesNotMatch(response, /\[DONE\]|"finish_reason":"c/);
   await server.stop();
 });
 
@@ -195,6 +203,7 @@ test('a stop while loading is heard at once and is no failure', async () => {
     server.signal('SIGTERM');
     assert.deepEqual(await server.exited, { code: 0, signal: null }, server.log);
     assert.doesNotMatch(server.log, /[Ff]ailed/);
+    assert.doesNotMatch(server.log, /stopped at once/);  // one signal: the history is closed, the run did not crash
     await server.stop();
   }
 });

@@ -1,6 +1,7 @@
 // The HTTP side on a socket: routing, limits, keys, connections.
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -200,6 +201,113 @@ TEST_CASE("with --api-key the probes and the page stay open and all else asks") 
   CHECK(h.post("/v1/chat/completions", chat_body()).status == 401);
   CHECK(h.http->key_matches("correct horse"));
   CHECK_FALSE(h.http->key_matches("correct"));
+}
+
+TEST_CASE("a body with two lengths is refused, and nothing after it is taken for a request") {
+  Harness h;
+  const char* both = "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n";
+  const char* twice = "Content-Length: 2\r\nContent-Length: 4\r\n\r\n{}  ";
+  for (const char* rest : {both, twice}) {
+    Raw raw(h.http->port());
+    raw.send(std::string("POST /tokenize HTTP/1.1\r\nHost: x\r\n") + rest + "GET /version HTTP/1.1\r\nHost: x\r\n\r\n");
+    const std::string got = raw.read_until("\"version\"");  // to the end of the connection
+    INFO(got);
+    CHECK(got.rfind("HTTP/1.1 400", 0) == 0);
+    CHECK(got.find("Content-Length") != std::string::npos);
+    CHECK(got.find("\"version\"") == std::string::npos);
+  }
+}
+
+TEST_CASE("what is refused before a route sees it has a code too") {
+  Harness h;
+  for (const std::string& head : {std::string("NONSENSE\r\n\r\n"), "GET /" + std::string(9000, 'a') + " HTTP/1.1\r\nHost: x\r\n\r\n",
+                                  std::string("POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n")}) {
+    Raw raw(h.http->port());
+    raw.send(head);
+    const std::string got = raw.read_until("}}");
+    const auto body = got.find("\r\n\r\n");
+    REQUIRE(body != std::string::npos);
+    INFO(got);
+    CHECK(Json::parse(got.substr(body + 4))["error"]["code"].is_string());
+  }
+}
+
+TEST_CASE("idle connections on every thread make room for one that asks") {
+  HttpServer::Options o;
+  o.max_connections = 4;
+  o.keep_alive_seconds = 3600;
+  Harness h({}, o);
+  std::vector<std::unique_ptr<Raw>> idle;
+  for (int i = 0; i < 4; ++i) {
+    idle.push_back(std::make_unique<Raw>(h.http->port()));
+    idle.back()->send("GET /version HTTP/1.1\r\nHost: x\r\n\r\n");
+    idle.back()->read_until("\"version\"");
+  }
+  Raw raw(h.http->port());  // gives up after 10 s
+  raw.send("GET /health HTTP/1.1\r\nHost: x\r\n\r\n");
+  CHECK(raw.read_until("\"smoke\"").rfind("HTTP/1.1 200", 0) == 0);
+}
+
+TEST_CASE("a burst of clients finds room in the backlog") {
+  Harness h;
+  int backlog = 0;
+  for (int fd = 3; fd < 1024; ++fd) {  // the server's socket is one of ours
+    int listening = 0;
+    socklen_t size = sizeof listening;
+    sockaddr_in a{};
+    socklen_t a_size = sizeof a;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0 || !listening) continue;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&a), &a_size) != 0 || ntohs(a.sin_port) != h.http->port()) continue;
+    tcp_info info{};
+    size = sizeof info;
+    REQUIRE(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0);
+    backlog = static_cast<int>(info.tcpi_sacked);  // of a listening socket: the most that may wait
+  }
+  CHECK(backlog >= 128);
+}
+
+TEST_CASE("an answer that the stop of the server cut off is an error, not a short answer") {
+  for (const char* path : {"/v1/chat/completions", "/v1/completions"}) {
+    for (const bool streaming : {false, true}) {
+      Harness h;
+      h.engine.endless = true;
+      h.engine.pause = std::chrono::milliseconds(2);
+      Json body = chat_body();
+      body["prompt"] = "a";
+      body["max_tokens"] = 400;
+      body["stream"] = streaming;
+      Raw raw(h.http->port());
+      raw.send(post_text(path, body.dump()));
+      CHECK(Harness::eventually([&] { return h.engine.running() == 1; }));
+      h.service.drain(0);
+      const std::string got = raw.read_until("\"draining\"}}");
+      INFO(got);
+      CHECK((streaming || got.rfind("HTTP/1.1 503", 0) == 0));
+      CHECK(got.find("\"code\":\"draining\"") != std::string::npos);
+      CHECK(got.find("[DONE]") == std::string::npos);
+      CHECK(got.find("\"finish_reason\":\"c") == std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("who closes the sending half before the reply is told why there is none") {
+  Harness h;
+  h.engine.endless = true;
+  h.engine.pause = std::chrono::milliseconds(2);
+  for (const char* path : {"/v1/chat/completions", "/v1/completions"}) {
+    Json body = chat_body();
+    body["prompt"] = "a";
+    body["max_tokens"] = 400;
+    Raw raw(h.http->port());
+    raw.send(post_text(path, body.dump()));
+    CHECK(Harness::eventually([&] { return h.engine.running() == 1; }));
+    ::shutdown(raw.fd, SHUT_WR);
+    const std::string got = raw.read_until("}}");
+    INFO(got);
+    CHECK(got.rfind("HTTP/1.1 499", 0) == 0);
+    CHECK(got.find("client_closed_request") != std::string::npos);
+    CHECK(Harness::eventually([&] { return h.engine.running() == 0; }));
+  }
 }
 
 TEST_CASE("CORS headers only where an origin was given") {

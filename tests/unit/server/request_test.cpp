@@ -82,6 +82,10 @@ TEST_CASE("every field reaches the engine") {
   CHECK(r.mode == SpeculationMode::kDflash);
   CHECK(r.budget == 64);
   CHECK(read(R"({"seed": -1})").engine.sampling.seed == UINT64_MAX);
+  // 0 is a seed like any other; the engine draws one of its own only where none is said to be given.
+  const SamplingParams zero = read(R"({"seed": 0})").engine.sampling;
+  CHECK(zero.seed == 0);
+  CHECK(zero.seed_given);
   CHECK(read(R"({"top_k": -1})").engine.sampling.top_k == 0);
   CHECK(read(R"({"stop": "one"})").engine.stop_strings == std::vector<std::string>{"one"});
   CHECK(read(R"({"speculative_budget": "auto"})").engine.budget == 0);
@@ -117,7 +121,8 @@ TEST_CASE("a wrong type or range is a 400 that names the field and what would be
       {R"({"seed": 1.5})", "seed", "integer"},
       {R"({"max_tokens": 0})", "max_tokens", "at least 1"},
       {R"({"max_tokens": -5})", "max_tokens", "at least 1"},
-      {R"({"max_tokens": 99999999999999999999})", "max_tokens", "at least 1"},
+      {R"({"max_tokens": 99999999999999999999})", "max_tokens", "from 1 to 2147483647"},
+      {R"({"top_k": 2147483648})", "top_k", "from -1 to 2147483647"},
       {R"({"max_completion_tokens": "12"})", "max_completion_tokens", "integer"},
       {R"({"min_tokens": 5, "max_tokens": 4})", "min_tokens", "not be above"},
       {R"({"stop": 5})", "stop", "string or a list"},
