@@ -164,13 +164,13 @@ Fit fit_of(Executor& executor, const std::vector<std::vector<int32_t>>& draws) {
   return fit;
 }
 
-// Half a logit more for one in sixteen ids: a bias of the kind that a wrong key or a reused random number makes.
+// A logit more for one in eight ids: a bias of the kind that a wrong key or a reused random number makes.
 class BiasedSampler final : public Sampler {
  public:
   ops::Sampled choose(std::span<const float> l, const ops::SampleParams& p, const ops::TokenHistory* h, std::span<const int32_t> path,
                       std::span<const int32_t> b, int64_t position) override {
     std::vector<float> x(l.begin(), l.end());
-    for (size_t i = 0; i < x.size(); i += 16) x[i] += 0.5F;
+    for (size_t i = 0; i < x.size(); i += 8) x[i] += 1.0F;
     return Sampler::choose(x, p, h, path, b, position);
   }
 };
