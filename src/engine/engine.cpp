@@ -24,11 +24,11 @@ namespace {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(Executor& executor, const Tokenizer& tokenizer, EngineOptions options, std::unique_ptr<Sampler> sampler)
+  EngineImpl(Executor& executor, const Tokenizer& tokenizer, EngineOptions options, EngineSeams seams)
       : executor_(executor),
         tokenizer_(tokenizer),
         options_(std::move(options)),
-        rounds_(executor, options_, std::move(sampler)),
+        rounds_(executor, options_, std::move(seams)),
         pages_(executor.options().pages),
         slots_(executor.options().slots),
         random_(std::random_device{}()) {
@@ -228,7 +228,7 @@ void EngineImpl::deliver(Sequence& s) {
 
 void EngineImpl::count(const PassReport& r) {
   state_.passes += r.ran ? 1 : 0;
-  state_.prompt_tokens += r.prompt_rows;
+  state_.prompt_tokens += r.prompt_rows - r.replayed_rows;
   state_.rounds += r.rounds;
   state_.drafted += r.drafted;
   state_.accepted += r.accepted;
@@ -307,16 +307,15 @@ void EngineImpl::loop() {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> start_engine(Executor& executor, const Tokenizer& tokenizer, EngineOptions options,
-                                             std::unique_ptr<Sampler> sampler) {
+Result<std::unique_ptr<Engine>> start_engine(Executor& executor, const Tokenizer& tokenizer, EngineOptions options, EngineSeams seams) {
   DDTREE_RETURN_IF_ERROR(validate_options(options, executor));
-  auto engine = std::make_unique<EngineImpl>(executor, tokenizer, std::move(options), std::move(sampler));
+  auto engine = std::make_unique<EngineImpl>(executor, tokenizer, std::move(options), std::move(seams));
   DDTREE_RETURN_IF_ERROR(engine->prepare());
   return std::unique_ptr<Engine>(std::move(engine));
 }
 
 Result<std::unique_ptr<Engine>> Engine::start(Executor& executor, const Tokenizer& tokenizer, EngineOptions options) {
-  return start_engine(executor, tokenizer, std::move(options), std::make_unique<Sampler>());
+  return start_engine(executor, tokenizer, std::move(options), EngineSeams());
 }
 
 }  // namespace ddtree

@@ -7,17 +7,18 @@
 namespace ddtree {
 namespace {
 
-constexpr double kTimeLimit = 900;        // ms; past it nothing is repeated, but every size is still run once:
-constexpr double kHardLimit = 8000;       // a busy machine must not leave `auto` with guesses. ms
-constexpr int32_t kContext = 64;          // committed tokens below the measured rows
+constexpr double kTimeLimit = 900;   // ms; past it nothing is repeated, but every size is still run once:
+constexpr double kHardLimit = 8000;  // a busy machine must not leave `auto` with guesses. ms
+constexpr int32_t kContext = 64;     // committed tokens below the measured rows
+constexpr int32_t kAcceptedPerSequence = 16;
 constexpr int32_t kRowsPerSequence = 32;  // as a batch of trees has them
 
 }  // namespace
 
 Status Rounds::measure() {
   const ExecutorOptions& e = executor_.options();
-  const auto begin = Clock::now();
-  const auto out_of_time = [&](double limit) { return milliseconds_between(begin, Clock::now()) > limit; };
+  const auto begin = now_();
+  const auto out_of_time = [&](double limit) { return milliseconds_between(begin, now_()) > limit; };
   // As many sequences as slots and pages allow, each with a committed prefix, so that drafts and attention have something to read.
   const int32_t pages_each = (kContext + kRowsPerSequence + e.page_size - 1) / e.page_size + 1;
   const int32_t sequences = std::min({options_.max_running, e.slots, e.pages / pages_each});
@@ -54,15 +55,16 @@ Status Rounds::measure() {
   DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output));
   DDTREE_RETURN_IF_ERROR(executor_.commit(forest, all));
 
-  // The best of a few: what the machine can do, not what else it was doing.
-  const auto best_of = [&](int repeats, auto&& body) -> Result<double> {
-    double best = 1e9;
+  // The median of a few: running averages go on from here, and they are means of passes on a machine that does other things too.
+  const auto median_of = [&](int repeats, auto&& body) -> Result<double> {
+    std::vector<double> all_ms;
     for (int i = 0; i < repeats && (i == 0 || !out_of_time(kTimeLimit)); ++i) {
-      const auto start = Clock::now();
+      const auto start = now_();
       DDTREE_RETURN_IF_ERROR(body());
-      best = std::min(best, milliseconds_between(start, Clock::now()));
+      all_ms.push_back(milliseconds_between(start, now_()));
     }
-    return best;
+    std::sort(all_ms.begin(), all_ms.end());
+    return all_ms[(all_ms.size() - 1) / 2];
   };
   const int32_t logit_rows = e.max_logit_rows > 0 ? e.max_logit_rows : e.max_rows;
   const auto fill = [](CostCurve& curve, size_t from) {  // what there was no time for: by the last slope
@@ -82,7 +84,7 @@ Status Rounds::measure() {
       if (n > sequences) break;
       std::vector<DraftQuery> queries;
       for (int32_t s = 0; s < n; ++s) queries.push_back({s, pages[static_cast<size_t>(s)], context, token(s * 1000 + context)});
-      const auto ms = best_of(3, [&] { return executor_.draft(queries, options_.top_k, &drafts); });
+      const auto ms = median_of(3, [&] { return executor_.draft(queries, options_.top_k, &drafts); });
       if (!ms) return ms.status();
       draft.set(measured, *ms);
     }
@@ -100,7 +102,7 @@ Status Rounds::measure() {
       forest = Forest();
       add_chain(0, probe_rows, i == 0 ? context : far, false);
       forest.segments[0].pages = long_table;
-      const auto best = best_of(3, [&] { return executor_.forward(forest, &output); });
+      const auto best = median_of(3, [&] { return executor_.forward(forest, &output); });
       if (!best) return best.status();
       ms[i] = *best;
     }
@@ -118,14 +120,45 @@ Status Rounds::measure() {
       add_chain(s, take, context, false);
       left -= take;
     }
-    const auto ms = best_of(rows <= 32 ? 4 : 2, [&] { return executor_.forward(forest, &output); });
+    const auto ms = median_of(rows <= 32 ? 4 : 2, [&] { return executor_.forward(forest, &output); });
     if (!ms) return ms.status();
     verify.set(measured, *ms - costs_.context_slope() * rows * context);
   }
   fill(verify, measured);
+
+  CostCurve& fold = costs_.commit_curve();
+  for (measured = 0; measured < fold.knots().size() && !out_of_time(kTimeLimit); ++measured) {
+    const int32_t rows = static_cast<int32_t>(fold.knots()[measured]);
+    if (rows > logit_rows || rows > sequences * kAcceptedPerSequence) break;
+    forest = Forest();
+    all.clear();
+    const int32_t share = (rows + kAcceptedPerSequence - 1) / kAcceptedPerSequence;
+    for (int32_t s = 0, left = rows; left > 0; ++s) {
+      const int32_t take = (left + share - s - 1) / (share - s);
+      Accepted a;
+      a.segment = s;
+      a.feed_drafter = executor_.drafter() != nullptr;
+      for (int32_t i = 0; i < take; ++i) a.rows.push_back(static_cast<int32_t>(forest.token.size()) + i), a.next.push_back(token(i));
+      add_chain(s, take, context, false);
+      for (int32_t i = 0; i + 1 < take; ++i)
+        a.next[static_cast<size_t>(i)] = forest.token[static_cast<size_t>(a.rows[static_cast<size_t>(i)] + 1)];
+      all.push_back(std::move(a));
+      left -= take;
+    }
+    std::vector<double> ms;
+    for (int i = 0; i < 3; ++i) {
+      DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output));
+      const auto start = now_();
+      DDTREE_RETURN_IF_ERROR(executor_.commit(forest, all));
+      ms.push_back(milliseconds_between(start, now_()));
+    }
+    std::sort(ms.begin(), ms.end());
+    fold.set(measured, ms[1]);
+  }
+  fill(fold, measured);
   for (int32_t s = 0; s < sequences; ++s) executor_.reset_slot(s);
   log::info("measured in {:.0f} ms: a row {:.2f} ms, 16 rows {:.2f} ms, 64 rows {:.2f} ms, a draft {:.2f} ms",
-            milliseconds_between(begin, Clock::now()), costs_.verify(1, 0), costs_.verify(16, 0), costs_.verify(64, 0),
+            milliseconds_between(begin, now_()), costs_.verify(1, 0), costs_.verify(16, 0), costs_.verify(64, 0),
             executor_.drafter() ? costs_.draft(1) : 0.0);
   return {};
 }

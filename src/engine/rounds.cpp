@@ -14,13 +14,17 @@ constexpr int32_t kPoolNodes = 256;
 
 }  // namespace
 
-Rounds::Rounds(Executor& executor, const EngineOptions& options, std::unique_ptr<Sampler> sampler)
+Rounds::Rounds(Executor& executor, const EngineOptions& options, EngineSeams seams)
     : executor_(executor),
       options_(options),
-      sampler_(std::move(sampler)),
+      sampler_(std::move(seams.sampler)),
+      now_(std::move(seams.now)),
       costs_(executor.options().max_rows, std::max(options.max_running, 2)),
       max_rows_(executor.options().max_rows),
-      max_logit_rows_(executor.options().max_logit_rows > 0 ? executor.options().max_logit_rows : executor.options().max_rows) {}
+      max_logit_rows_(executor.options().max_logit_rows > 0 ? executor.options().max_logit_rows : executor.options().max_rows) {
+  // Until a draft was seen: published acceptance on the spine is 65 to 84 % a token.
+  if (executor.drafter() != nullptr) outlook_.fill(Outlook::chain(static_cast<int32_t>(executor.drafter()->block_size) - 1, 0.8));
+}
 
 void Rounds::grow(Part& part, const Candidates& candidates, bool nextn, int32_t node_limit) const {
   const Sequence& s = *part.sequence;
@@ -54,9 +58,9 @@ void Rounds::run_drafter(std::vector<Part>& parts, bool nextn, PassReport* repor
   }
   if (queries.empty()) return;
   DraftOutput output;
-  const auto begin = Clock::now();
+  const auto begin = now_();
   const Status status = nextn ? executor_.draft_nextn(queries, options_.nextn_steps, &output) : executor_.draft(queries, top_k, &output);
-  const double ms = milliseconds_between(begin, Clock::now());
+  const double ms = milliseconds_between(begin, now_());
   draft_ms_ += ms;
   queries_ += static_cast<int32_t>(queries.size());
   if (!status.ok()) {
@@ -118,9 +122,14 @@ void Rounds::shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_ro
     const double mean_context = context / std::max(decoding, 1);
     const auto verify_ms = [&](int32_t nodes) { return costs_.verify(base_rows + nodes, base_row_context + nodes * mean_context); };
     const double beside = costs_.draft(queries_) + costs_.host(decoding);
+    for (size_t i = 0; i < automatic.size(); ++i) {
+      Sequence& s = *automatic[i]->sequence;
+      s.outlook.observe(std::span(expected[i]).subspan(1));
+      outlook_[s.sampling.temperature > 0].observe(std::span(expected[i]).subspan(1));
+    }
     const int32_t others = fixed_nodes + chain_nodes;
-    const int32_t count =
-        choose_count(merged, decoding + gain, node_limit - fixed_nodes, [&](int32_t b) { return beside + verify_ms(others + b); });
+    const int32_t count = choose_count(merged, decoding + gain, node_limit - fixed_nodes,
+                                       [&](int32_t b, double phi) { return beside + verify_ms(others + b) + costs_.commit(gain + phi); });
     const auto masks = masks_of(merged, count, pools);
     double gain_all = gain;
     for (Part* p : automatic) gain_all += p->sequence->fallback.mean_accepted();
@@ -129,9 +138,10 @@ void Rounds::shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_ro
       p.pool_mask = masks[i];
       p.tree = select_nodes(p.pool, p.pool_mask, &p.pool_place);
       BreakEven round;
-      round.with_all = beside + verify_ms(others + count);
-      round.without_this = costs_.draft(queries_ - 1) + costs_.host(decoding) + verify_ms(others + count - p.tree.nodes());
-      round.without_any = costs_.host(decoding) + verify_ms(others);
+      round.with_all = beside + verify_ms(others + count) + costs_.commit(gain_all);
+      round.without_this = costs_.draft(queries_ - 1) + costs_.host(decoding) + verify_ms(others + count - p.tree.nodes()) +
+                           costs_.commit(gain_all - p.sequence->fallback.mean_accepted());
+      round.without_any = costs_.host(decoding) + verify_ms(others) + costs_.commit(gain);
       round.sequences = decoding;
       round.drafting = static_cast<int32_t>(automatic.size());
       round.gain_of_others = gain_all - p.sequence->fallback.mean_accepted();
@@ -164,7 +174,7 @@ Forest Rounds::build(std::vector<Part>& parts) const {
         continue;
       }
       for (int32_t i = 0; i < p.prefill_rows; ++i)
-        row(s.request.prompt[at(s.context + i)], s.context + i, i > 0 ? p.first_row + i - 1 : -1, i + 1 == s.prompt_left());
+        row(s.known_token(s.context + i), s.context + i, i > 0 ? p.first_row + i - 1 : -1, i + 1 == s.known_left() && !s.replaying);
     } else {
       for (int32_t i = 0; i < p.tree.size(); ++i)
         row(p.tree.token[at(i)], s.context + p.tree.depth[at(i)], i > 0 ? p.first_row + p.tree.parent[at(i)] : -1, true);
@@ -176,11 +186,18 @@ Forest Rounds::build(std::vector<Part>& parts) const {
 }
 
 // The device side of the commit. Finished sequences keep nothing: their slot and pages go back.
-void Rounds::commit(std::vector<Part>& parts, const Forest& forest) const {
+void Rounds::commit(std::vector<Part>& parts, const Forest& forest) {
   std::vector<Accepted> accepted;
+  int32_t tentative = 0;
   for (Part& p : parts)
-    if (p.segment >= 0 && !p.sequence->finished && !p.accepted.rows.empty()) accepted.push_back(std::move(p.accepted));
+    if (p.segment >= 0 && !p.sequence->finished && !p.accepted.rows.empty()) {
+      if (!forest.segments[at(p.segment)].certain) tentative += static_cast<int32_t>(p.accepted.rows.size());
+      accepted.push_back(std::move(p.accepted));
+    }
+  const auto begin = now_();
   const Status status = accepted.empty() ? Status() : executor_.commit(forest, accepted);
+  commit_ms_ = milliseconds_between(begin, now_());
+  if (tentative > 0) costs_.observe_commit(tentative, commit_ms_);
   if (status.ok()) return;
   log::error("commit failed: {}", status.message());
   for (Part& p : parts)
@@ -197,8 +214,8 @@ void Rounds::fail(Part& part, const std::string& message) {
 
 PassReport Rounds::step(std::span<Sequence* const> running) {
   PassReport report;
-  const auto begin = Clock::now();
-  draft_ms_ = 0;
+  const auto begin = now_();
+  draft_ms_ = commit_ms_ = 0;
   queries_ = 0;
   std::vector<Part> parts;
   std::vector<int32_t> prompt_left;
@@ -207,17 +224,18 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
     p.sequence = s;
     p.prefill = !s->decoding();
     p.tree = root_only(s->anchor);
-    prompt_left.push_back(p.prefill ? s->prompt_left() : 0);
-    if (!p.prefill) {
-      ++report.decoding;
-      if (s->mode != SpeculationMode::kNone && s->commit.left() > 1) {
-        p.drafts = s->fallback.wants_draft();
-        if (!p.drafts) s->fallback.plain();
-      }
+    if (!p.prefill && s->mode != SpeculationMode::kNone && s->commit.left() > 1) {
+      p.drafts = s->fallback.wants_draft();
+      if (!p.drafts) s->fallback.plain();
     }
     parts.push_back(std::move(p));
   }
 
+  decide_drafting(parts);
+  for (const Part& p : parts) {
+    prompt_left.push_back(p.prefill ? p.sequence->known_left() : 0);
+    report.decoding += p.prefill ? 0 : 1;
+  }
   run_drafter(parts, false, &report);
   run_drafter(parts, true, &report);
 
@@ -232,6 +250,7 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
     Part& p = parts[i];
     p.prefill_rows = share[i];
     report.prompt_rows += share[i];
+    report.replayed_rows += p.sequence->replaying ? share[i] : 0;
     completing += p.prefill && share[i] == prompt_left[i] ? 1 : 0;
     row_context += static_cast<double>(p.sequence->context) * (p.prefill ? share[i] : 1);
   }
@@ -241,9 +260,9 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
   const Forest forest = build(parts);
   if (forest.token.empty()) return report;
   PassOutput output;
-  const auto verify_begin = Clock::now();
+  const auto verify_begin = now_();
   const Status status = executor_.forward(forest, &output);
-  const double verify_ms = milliseconds_between(verify_begin, Clock::now());
+  const double verify_ms = milliseconds_between(verify_begin, now_());
   report.ran = true;
   if (!status.ok()) {
     log::error("forward pass failed: {}", status.message());
@@ -266,8 +285,8 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
   for (Part& p : parts)
     if (!p.prefill && !p.failed) learn(p, &report);
 
-  report.milliseconds = milliseconds_between(begin, Clock::now());
-  if (report.prompt_rows == 0) costs_.observe_host(report.decoding, report.milliseconds - draft_ms_ - verify_ms);
+  report.milliseconds = milliseconds_between(begin, now_());
+  if (report.prompt_rows == 0) costs_.observe_host(report.decoding, report.milliseconds - draft_ms_ - verify_ms - commit_ms_);
   for (Part& p : parts)
     if (!p.prefill && !p.failed && p.sequence->request.record_trees) record(p, draft_ms_, verify_ms, report.milliseconds);
   return report;

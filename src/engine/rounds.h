@@ -1,6 +1,7 @@
 // The round: draft -> grow -> verify -> sample and follow -> commit, for all running sequences in one forest (design.md section 4).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -18,6 +19,7 @@ namespace ddtree {
 
 // What one pass did, for the engine's counters.
 struct PassReport {
+  int32_t replayed_rows = 0;              // of the prompt rows: run once more for the drafter
   int32_t prompt_rows = 0, decoding = 0;  // sequences that decoded
   int32_t rounds = 0, emitted = 0;        // of sequences that drafted or decoded plainly: rounds, tokens
   int64_t drafted = 0, accepted = 0;
@@ -29,7 +31,7 @@ struct PassReport {
 
 class Rounds {
  public:
-  Rounds(Executor& executor, const EngineOptions& options, std::unique_ptr<Sampler> sampler);
+  Rounds(Executor& executor, const EngineOptions& options, EngineSeams seams);
 
   // Measures what passes cost, on empty slots and pages, for at most about a second; leaves nothing behind.
   Status measure();
@@ -40,6 +42,8 @@ class Rounds {
   PassReport step(std::span<Sequence* const> running);
 
  private:
+  static bool automatic(const Sequence& s) { return s.mode == SpeculationMode::kDdtree && s.budget == 0 && !s.shadow; }
+
   // One sequence's part of the pass that is being built.
   struct Part {
     Sequence* sequence = nullptr;
@@ -61,12 +65,14 @@ class Rounds {
     double break_even = FallbackPolicy::kFixedBreakEven;
   };
 
+  // drafting.cpp
+  void decide_drafting(std::vector<Part>& parts);
   // rounds.cpp
   void run_drafter(std::vector<Part>& parts, bool nextn, PassReport* report);
   void grow(Part& part, const Candidates& candidates, bool nextn, int32_t node_limit) const;
   void shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_rows, double base_row_context);
   Forest build(std::vector<Part>& parts) const;
-  void commit(std::vector<Part>& parts, const Forest& forest) const;
+  void commit(std::vector<Part>& parts, const Forest& forest);
   // verify.cpp
   void verify(Part& part, const Forest& forest, const PassOutput& output, PassReport* report);
   void settle(Part& part, std::span<const int32_t> run, PassReport* report) const;
@@ -78,10 +84,13 @@ class Rounds {
   Executor& executor_;
   const EngineOptions& options_;
   std::unique_ptr<Sampler> sampler_;
+  std::function<Clock::time_point()> now_;
   CostModel costs_;
   Calibration calibration_;
+  int32_t probes_ = 0;
+  std::array<Outlook, 2> outlook_;  // of all sequences: greedy, sampled
   int32_t max_rows_, max_logit_rows_;
-  double draft_ms_ = 0;  // of this pass
+  double draft_ms_ = 0, commit_ms_ = 0;  // of this pass
   int32_t queries_ = 0;
 };
 

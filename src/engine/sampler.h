@@ -1,6 +1,8 @@
 // Where the engine's tokens are chosen: a seam for tests, which put a biased sampler in to see that they would notice one.
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <memory>
 
 #include "engine/engine.h"
@@ -21,8 +23,14 @@ class Sampler {
   ops::SampleScratch scratch_;
 };
 
-// Engine::start with a sampler of one's own.
-Result<std::unique_ptr<Engine>> start_engine(Executor& executor, const Tokenizer& tokenizer, EngineOptions options,
-                                             std::unique_ptr<Sampler> sampler);
+// What tests may put in the place of the real thing.
+struct EngineSeams {
+  std::unique_ptr<Sampler> sampler = std::make_unique<Sampler>();
+  // The clock by which passes are measured: with an executor that says what its passes cost, `auto` can be tested without a stopwatch.
+  std::function<std::chrono::steady_clock::time_point()> now = std::chrono::steady_clock::now;
+};
+
+// Engine::start with seams of one's own.
+Result<std::unique_ptr<Engine>> start_engine(Executor& executor, const Tokenizer& tokenizer, EngineOptions options, EngineSeams seams);
 
 }  // namespace ddtree

@@ -11,6 +11,7 @@
 #include "engine/request.h"
 #include "ops/sample.h"
 #include "spec/acceptance.h"
+#include "spec/budget.h"
 
 namespace ddtree {
 
@@ -40,8 +41,21 @@ struct Sequence {
   // size, then the prompt and all generated ids but the last, which is the anchor.
   int32_t context = 0;
   int32_t anchor = -1;
-  bool decoding() const { return anchor >= 0; }
-  int32_t prompt_left() const { return static_cast<int32_t>(request.prompt.size()) - context; }
+  std::vector<int32_t> generated;  // ids committed so far
+  bool decoding() const { return anchor >= 0 && !replaying; }
+  // Tokens that the executor must hold before the sequence decodes (again): the prompt; when replaying, the answer but its anchor too.
+  int32_t known() const { return static_cast<int32_t>(request.prompt.size() + (replaying ? generated.size() - 1 : 0)); }
+  int32_t known_token(int32_t i) const {
+    const size_t k = static_cast<size_t>(i), n = request.prompt.size();
+    return k < n ? request.prompt[k] : generated[k - n];
+  }
+  int32_t known_left() const { return known() - context; }
+
+  // `auto` alone. Feeding the drafter costs, so where drafting cannot pay the drafter is left behind; if it can again, everything known is
+  // run once more.
+  Outlook outlook;
+  bool behind = false, replaying = false;
+  int32_t rounds_without_draft = 0, hopeless_rounds = 0, promising_rounds = 0;
 
   CommitPoint commit;
   ops::TokenHistory history;  // filled only if penalties are set

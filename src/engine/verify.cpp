@@ -23,11 +23,13 @@ void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, Pas
     for (int32_t i = 0; i < p.prefill_rows; ++i) {
       p.accepted.rows.push_back(p.first_row + i);
       const int32_t following = s.context + i + 1;
-      p.accepted.next.push_back(following < static_cast<int32_t>(s.request.prompt.size()) ? s.request.prompt[at(following)] : -1);
+      p.accepted.next.push_back(following < s.known() ? s.known_token(following) : s.anchor);
     }
-    const bool complete = p.prefill_rows == s.prompt_left();
+    const bool complete = p.prefill_rows == s.known_left();
     s.context += p.prefill_rows;
-    if (complete) {
+    if (complete && s.replaying) {
+      s.replaying = false;
+    } else if (complete) {
       const ops::Sampled first =
           sampler_->choose(logits(p.first_row + p.prefill_rows - 1), s.sampling, history, {}, s.commit.banned(0), s.context);
       p.margins = {first.margin};
@@ -75,7 +77,7 @@ void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, Pas
     s.context += p.kept;
   }
   (void)forest;
-  p.accepted.feed_drafter = s.mode == SpeculationMode::kDflash || s.mode == SpeculationMode::kDdtree;
+  p.accepted.feed_drafter = (s.mode == SpeculationMode::kDflash || s.mode == SpeculationMode::kDdtree) && !s.behind;
   p.accepted.feed_mtp = s.mode == SpeculationMode::kNextn;
 }
 
@@ -98,6 +100,7 @@ void Rounds::settle(Part& p, std::span<const int32_t> run, PassReport* report) c
     }
   }
   s.anchor = cut.ids.back();
+  s.generated.insert(s.generated.end(), cut.ids.begin(), cut.ids.end());
   if (!p.prefill) {
     const int32_t confirmed = std::min(static_cast<int32_t>(p.walk.path.size()), p.kept);
     s.acceptance.add(p.tree.nodes(), static_cast<int32_t>(p.walk.path.size()), p.kept);
@@ -135,14 +138,10 @@ void Rounds::learn(Part& p, PassReport* report) {
   if (!p.drafts) return;
   const bool sampled = s.sampling.temperature > 0;
   if (p.chain.nodes() == 0 && s.mode != SpeculationMode::kNextn) {
-    if (p.pool.nodes() > 0) {
-      std::vector<int32_t> path;
-      for (int32_t node : p.walk.path) path.push_back(p.pool_place[at(node)]);
-      calibration_.observe(p.pool, p.pool_mask, path, p.walk.next, sampled);
-    } else if (p.tree.nodes() > 0) {
-      const std::vector<uint8_t> all(at(p.tree.size()), 1);
-      calibration_.observe(p.tree, all, p.walk.path, p.walk.next, sampled);
-    }
+    std::vector<int32_t> path = p.walk.path;
+    if (p.pool.nodes() > 0)
+      for (int32_t& node : path) node = p.pool_place[at(node)];
+    calibration_.observe(p.pool.nodes() > 0 ? p.pool : p.tree, path, p.walk.next, sampled);
   }
   if (s.fallback.drafted(static_cast<int32_t>(p.walk.path.size()), p.break_even)) ++report->fallbacks;
 }

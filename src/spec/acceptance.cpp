@@ -24,7 +24,7 @@ bool FallbackPolicy::drafted(int32_t accepted, double break_even) {
   mean_ += rate * (accepted - mean_);
   mean_break_even_ += rate * (break_even - mean_break_even_);
   if (seen_ < (probing_ ? kProbe : kWindow)) return false;
-  if (mean_ >= mean_break_even_) {
+  if (mean_ >= kTolerance * mean_break_even_) {
     if (probing_) probing_ = false, next_pause_ = kFirstPause;
     return false;
   }

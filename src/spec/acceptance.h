@@ -27,6 +27,7 @@ class FallbackPolicy {
   // Accepted draft tokens a round under which a fixed budget counts as not paying. A constant, so that a fixed budget's rounds do not
   // depend on the machine's speed; `auto` passes measured break-evens instead.
   static constexpr double kFixedBreakEven = 0.25;
+  static constexpr double kTolerance = 0.8;                        // of a break-even: measured costs are not exact
   static constexpr int32_t kWindow = 16;                           // rounds before a verdict; also the running mean's length
   static constexpr int32_t kProbe = 6;                             // rounds of a later trial
   static constexpr int32_t kFirstPause = 32, kLongestPause = 512;  // plain rounds

@@ -10,63 +10,74 @@ namespace {
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 // Upper edges of -log_prob; the last bin is open.
 constexpr std::array<double, 15> kEdges = {0.02, 0.05, 0.1, 0.2, 0.35, 0.55, 0.8, 1.15, 1.6, 2.2, 3.0, 4.0, 5.5, 7.5, 10.0};
-constexpr double kMemory = 4000;  // raw mass × this many nodes: older rounds fade beyond it
+constexpr double kMemory = 2000;  // nodes of a cell; older rounds fade beyond them
 
 }  // namespace
 
 Calibration::Calibration() {
+  // Off the spine: published 22 % against 65 to 84 % on it.
+  constexpr double kPrior[] = {1.0, 0.6, 0.35};
   for (int b = 0; b < kBins; ++b)
-    for (int kind = 0; kind < 4; ++kind) {
-      Cell& c = cells_[at(b * 4 + kind)];
+    for (int kind = 0; kind < 6; ++kind) {
+      Cell& c = cells_[at(b * 6 + kind)];
       const double middle = b < 15 ? (kEdges[at(b)] + (b > 0 ? kEdges[at(b - 1)] : 0)) / 2 : 12;
-      c.prior = (kind & 1) ? 1.0 : 0.35;  // off the spine: published 22 % against 65–84 % on it
-      c.weight = 12 * std::exp(-middle);  // as if 12 nodes had been seen
+      c.prior = kPrior[kind % 3];
+      c.weight = 4 * std::exp(-middle);  // as if 4 nodes had been seen
     }
 }
 
-int Calibration::bin(double log_prob) {
-  return static_cast<int>(std::upper_bound(kEdges.begin(), kEdges.end(), -log_prob) - kEdges.begin());
+Calibration::Kind Calibration::kind_of(const DraftTree& pool, int32_t node) {
+  if (pool.spine[at(node)]) return kSpine;
+  return pool.spine[at(pool.parent[at(node)])] ? kBranch : kContinuation;
 }
 
-const Calibration::Cell& Calibration::cell(double log_prob, bool spine, bool sampled) const {
-  return cells_[at(bin(log_prob) * 4 + (spine ? 1 : 0) + (sampled ? 2 : 0))];
+size_t Calibration::index(double own_log_prob, Kind kind, bool sampled) {
+  const auto bin = std::upper_bound(kEdges.begin(), kEdges.end(), -own_log_prob) - kEdges.begin();
+  return static_cast<size_t>(bin) * 6 + kind + (sampled ? 3 : 0);
 }
 
-double Calibration::expected(double log_prob, bool spine, bool sampled) const {
-  const Cell& c = cell(log_prob, spine, sampled);
-  const double ratio = (c.accepted + c.weight * c.prior) / (c.raw + c.weight);
-  return std::clamp(ratio * std::exp(log_prob), 1e-9, 1.0);
+double Calibration::expected(double own_log_prob, Kind kind, bool sampled) const {
+  const Cell& c = cells_[index(own_log_prob, kind, sampled)];
+  const double ratio = (c.right + c.weight * c.prior) / (c.raw + c.weight);
+  return std::clamp(ratio * std::exp(own_log_prob), 1e-9, 1.0);
 }
 
-void Calibration::observe(const DraftTree& pool, std::span<const uint8_t> verified, std::span<const int32_t> path, int32_t next,
-                          bool sampled) {
-  enum : uint8_t { kWrong, kRight, kUnknown };
-  std::vector<uint8_t> outcome(at(pool.size()), kWrong);
-  outcome[0] = kRight;
-  for (int32_t node : path) outcome[at(node)] = kRight;
-  const int32_t last = path.empty() ? 0 : path.back();
+namespace {
+
+double own_log_prob(const DraftTree& pool, int32_t node) { return pool.log_prob[at(node)] - pool.log_prob[at(pool.parent[at(node)])]; }
+
+}  // namespace
+
+void Calibration::observe(const DraftTree& pool, std::span<const int32_t> path, int32_t next, bool sampled) {
+  // choice[i]: the target's token at a walked node, -1 elsewhere.
+  std::vector<int32_t> choice(at(pool.size()), -1);
+  int32_t before = 0;
+  for (int32_t node : path) {
+    choice[at(before)] = pool.token[at(node)];
+    before = node;
+  }
+  choice[at(before)] = next;
   for (int32_t i = 1; i < pool.size(); ++i) {
-    const int32_t parent = pool.parent[at(i)];
-    if (outcome[at(i)] == kRight) {
-      // on the path
-    } else if (outcome[at(parent)] == kUnknown || (outcome[at(parent)] == kRight && !verified[at(parent)])) {
-      outcome[at(i)] = kUnknown;  // hangs below a node that was right but not verified: nobody asked the target there
-      continue;
-    } else if (parent == last && pool.token[at(i)] == next) {
-      outcome[at(i)] = kRight;
-    }
-    Cell& c = const_cast<Cell&>(cell(pool.log_prob[at(i)], pool.spine[at(i)] != 0, sampled));
-    const double raw = std::exp(pool.log_prob[at(i)]);
+    const int32_t chosen = choice[at(pool.parent[at(i)])];
+    if (chosen < 0) continue;
+    const double own = own_log_prob(pool, i), raw = std::exp(own);
+    Cell& c = cells_[index(own, kind_of(pool, i), sampled)];
     c.raw += raw;
-    c.accepted += outcome[at(i)] == kRight ? 1 : 0;
-    if (c.raw > kMemory * raw) c.raw *= 0.5, c.accepted *= 0.5;
+    c.right += pool.token[at(i)] == chosen ? 1 : 0;
+    if (c.raw > kMemory * raw) c.raw *= 0.5, c.right *= 0.5;
   }
 }
 
 std::vector<double> expected_acceptance(const Calibration& calibration, const DraftTree& pool, bool sampled) {
-  std::vector<double> out(at(pool.size()), 1.0);
-  for (int32_t i = 1; i < pool.size(); ++i)
-    out[at(i)] = std::min(out[at(pool.parent[at(i)])], calibration.expected(pool.log_prob[at(i)], pool.spine[at(i)] != 0, sampled));
+  std::vector<double> out(at(pool.size()), 1.0), children(at(pool.size()), 0.0);
+  for (int32_t i = 1; i < pool.size(); ++i) {
+    out[at(i)] = calibration.expected(own_log_prob(pool, i), Calibration::kind_of(pool, i), sampled);
+    children[at(pool.parent[at(i)])] += out[at(i)];
+  }
+  for (int32_t i = 1; i < pool.size(); ++i) {
+    const size_t parent = at(pool.parent[at(i)]);
+    out[at(i)] *= out[parent] / std::max(children[parent], 1.0);
+  }
   return out;
 }
 
@@ -89,6 +100,40 @@ MergedNodes merge_pools(std::span<const PoolView> pools) {
     sorted.expected.push_back(out.expected[i]);
   }
   return sorted;
+}
+
+Outlook Outlook::chain(int32_t positions, double probability) {
+  std::vector<double> expected;
+  double product = 1;
+  for (int32_t i = 0; i < positions; ++i) expected.push_back(product *= probability);
+  return Outlook(std::move(expected));
+}
+
+Outlook Outlook::blend(const Outlook& own, const Outlook& all) {
+  constexpr double kAll = 3;  // drafts that the others' count for
+  const double weight = own.seen_ / (own.seen_ + kAll);
+  std::vector<double> expected(kNodes, 0.0);
+  for (size_t i = 0; i < kNodes; ++i) {
+    if (i < own.expected_.size()) expected[i] += weight * own.expected_[i];
+    if (i < all.expected_.size()) expected[i] += (1 - weight) * all.expected_[i];
+  }
+  return Outlook(std::move(expected));
+}
+
+void Outlook::observe(std::span<const double> expected) {
+  std::vector<double> sorted(expected.begin(), expected.end());
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  sorted.resize(kNodes, 0.0);
+  if (expected_.size() < kNodes) expected_.resize(kNodes, 0.0);
+  ++seen_;
+  const double rate = 1.0 / std::min(seen_, 8);
+  for (size_t i = 0; i < kNodes; ++i) expected_[i] += rate * (sorted[i] - expected_[i]);
+}
+
+double Outlook::total() const {
+  double sum = 0;
+  for (double e : expected_) sum += e;
+  return sum;
 }
 
 std::vector<std::vector<uint8_t>> masks_of(const MergedNodes& merged, int32_t count, std::span<const PoolView> pools) {

@@ -1,8 +1,10 @@
 // How many nodes a round verifies, and which (design.md section 4): one threshold for the batch.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -10,31 +12,34 @@
 
 namespace ddtree {
 
-// How often a node is accepted, learnt from the rounds so far. Raw path products overrate branches: the drafter's positions are marginals,
-// so a continuation after a sibling is right far less often than the product says, while the spine is right more often. Cells are (path
-// log-prob bin) × (on or off the spine) × (greedy or sampled); a cell keeps accepted nodes over the sum of raw probabilities.
+// How often a node is right where its parent was, learnt from the rounds so far. Raw probabilities overrate branches: the drafter's
+// positions are marginals, so a continuation after a sibling is right far less often than they say, while the spine is right more often.
+// Cells are (the node's own log-prob) × (spine, branch off it, continuation of a branch) × (greedy or sampled); a cell keeps right nodes
+// over the sum of raw probabilities.
 class Calibration {
  public:
   Calibration();
-  double expected(double log_prob, bool spine, bool sampled) const;  // in (0, 1]
+  enum Kind : uint8_t { kSpine, kBranch, kContinuation };
+  static Kind kind_of(const DraftTree& pool, int32_t node);
+  double expected(double own_log_prob, Kind kind, bool sampled) const;  // in (0, 1], given that the parent is right
 
-  // Learns from a pool of which `verified[i]` nodes were in the pass (the root counts as verified). The walk also tells of nodes that were
-  // not: a child of a walked node was right or wrong whether it was verified or not, so no exploring rounds are needed.
-  // path: accepted nodes, next: the target's token after them.
-  void observe(const DraftTree& pool, std::span<const uint8_t> verified, std::span<const int32_t> path, int32_t next, bool sampled);
+  // Learns from a pool what the walk tells: at every walked node (the root, the path) the target's choice, so all candidates there were
+  // right or wrong, whether they were verified or not. No exploring rounds are needed. path: accepted nodes, next: the target's token after
+  // them.
+  void observe(const DraftTree& pool, std::span<const int32_t> path, int32_t next, bool sampled);
 
  private:
   static constexpr int kBins = 16;
   struct Cell {
-    double accepted = 0, raw = 0;  // decayed sums
+    double right = 0, raw = 0;  // decayed sums
     double prior = 1, weight = 1;
   };
-  static int bin(double log_prob);
-  const Cell& cell(double log_prob, bool spine, bool sampled) const;
-  std::array<Cell, kBins * 4> cells_;
+  static size_t index(double own_log_prob, Kind kind, bool sampled);
+  std::array<Cell, kBins * 6> cells_;
 };
 
-// Per node of the pool, [n]: calibrated probability to be accepted, never above its parent's (the root has 1).
+// Per node of the pool, [n]: calibrated probability to be accepted: the product along its path, so never above its parent's (the root has
+// 1); siblings together have no more than their parent.
 std::vector<double> expected_acceptance(const Calibration& calibration, const DraftTree& pool, bool sampled);
 
 struct PoolView {
@@ -52,14 +57,50 @@ MergedNodes merge_pools(std::span<const PoolView> pools);
 // The count b of merged nodes to verify, 0 … limit: argmax of (sequences + Φ_b) / milliseconds(b), where Φ_b sums the b first expectations
 // (`sequences`: tokens that come anyway: one a sequence, and what fixed trees beside them will win).
 // All counts are tried: rows are free inside a bucket of the device and dear at its edge, so the first unprofitable node proves nothing.
+// milliseconds(b, phi): of the whole round with b nodes of which phi are expected to be accepted.
 template <class Milliseconds>
 int32_t choose_count(const MergedNodes& merged, double sequences, int32_t limit, Milliseconds&& milliseconds) {
-  double phi = 0, best_rate = sequences / milliseconds(0);
+  double phi = 0, best_rate = sequences / milliseconds(0, 0.0);
   int32_t best = 0;
   for (int32_t b = 1; b <= limit && b <= static_cast<int32_t>(merged.expected.size()); ++b) {
     phi += merged.expected[static_cast<size_t>(b - 1)];
-    const double rate = (sequences + phi) / milliseconds(b);
+    const double rate = (sequences + phi) / milliseconds(b, phi);
     if (rate > best_rate) best_rate = rate, best = b;
+  }
+  return best;
+}
+
+// What a draft of one sequence is likely to offer, before it is made: running means of its pools' expectations, best first.
+class Outlook {
+ public:
+  static constexpr size_t kNodes = 48;
+  Outlook() = default;
+  explicit Outlook(std::vector<double> expected) : expected_(std::move(expected)) {}
+  // A chain of which each token is right with that probability where those before it were. 1: no draft can be better.
+  static Outlook chain(int32_t positions, double probability);
+  // own, weighted by what was seen of it, with all sequences'.
+  static Outlook blend(const Outlook& own, const Outlook& all);
+
+  void observe(std::span<const double> expected);  // of one pool's nodes, any order, the root left out
+  std::span<const double> expected() const { return expected_; }
+  int32_t seen() const { return seen_; }
+  double total() const;
+
+ private:
+  std::vector<double> expected_;
+  int32_t seen_ = 0;
+};
+
+// The best rate (tokens a millisecond) of a round in which the given sequences draft, over all counts of nodes up to limit.
+template <class Milliseconds>
+double best_rate(std::span<const Outlook* const> drafting, double sequences, int32_t limit, Milliseconds&& milliseconds) {
+  std::vector<double> all;
+  for (const Outlook* o : drafting) all.insert(all.end(), o->expected().begin(), o->expected().end());
+  std::sort(all.begin(), all.end(), std::greater<>());
+  double phi = 0, best = sequences / milliseconds(0, 0.0);
+  for (int32_t b = 1; b <= limit && b <= static_cast<int32_t>(all.size()); ++b) {
+    phi += all[static_cast<size_t>(b - 1)];
+    best = std::max(best, (sequences + phi) / milliseconds(b, phi));
   }
   return best;
 }

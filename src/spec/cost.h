@@ -12,7 +12,8 @@ class CostCurve {
  public:
   explicit CostCurve(std::vector<double> knots);  // rising sizes, at least two
   double operator()(double size) const;
-  void set(size_t knot, double milliseconds);  // a measured start value
+  // A measured start value; also of the knots behind it until they are set, so go from the first to the last.
+  void set(size_t knot, double milliseconds);
   // Moves the knots around `size` towards a measured value. An outlier (the machine was busy) counts no more than three times what
   // was expected.
   void observe(double size, double milliseconds, double rate = 0.1);
@@ -21,8 +22,10 @@ class CostCurve {
 
  private:
   size_t segment(double size) const;
-  double value(size_t knot) const;  // made monotone
-  std::vector<double> knots_, values_;
+  void smooth();
+  std::vector<double> knots_;
+  std::vector<double> raw_, weight_;  // as measured, and how far that is to be believed
+  std::vector<double> values_;        // the never falling curve nearest to raw_
 };
 
 // Milliseconds. Rows are those of a whole forest pass; row_context is the sum of rows × their committed context.
@@ -32,22 +35,26 @@ class CostModel {
 
   double verify(double rows, double row_context) const { return verify_(rows) + context_slope_ * row_context; }
   double draft(int32_t sequences) const { return sequences > 0 ? draft_(sequences) : 0; }
-  double host(int32_t sequences) const { return host_(sequences); }  // sampling, commit, bookkeeping of a round
+  double host(int32_t sequences) const { return host_(sequences); }          // sampling and bookkeeping of a round
+  double commit(double rows) const { return rows > 0 ? commit_(rows) : 0; }  // folding that many accepted tentative rows into states
 
   CostCurve& verify_curve() { return verify_; }
   CostCurve& draft_curve() { return draft_; }
+  CostCurve& commit_curve() { return commit_; }
   const CostCurve& verify_curve() const { return verify_; }
   const CostCurve& draft_curve() const { return draft_; }
   const CostCurve& host_curve() const { return host_; }
+  const CostCurve& commit_curve() const { return commit_; }
   void set_context_slope(double slope) { context_slope_ = slope > 0 ? slope : 0; }
   double context_slope() const { return context_slope_; }
 
   void observe_verify(double rows, double row_context, double ms) { verify_.observe(rows, ms - context_slope_ * row_context); }
   void observe_draft(int32_t sequences, double ms) { draft_.observe(sequences, ms); }
   void observe_host(int32_t sequences, double ms) { host_.observe(sequences, ms); }
+  void observe_commit(double rows, double ms) { commit_.observe(rows, ms); }
 
  private:
-  CostCurve verify_, draft_, host_;
+  CostCurve verify_, draft_, host_, commit_;
   double context_slope_ = 0;
 };
 

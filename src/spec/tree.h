@@ -21,7 +21,7 @@ struct DraftTree {
   std::vector<double> log_prob;  // [n] of the whole path, by the drafter; 0 for the root
 
   int32_t size() const { return static_cast<int32_t>(token.size()); }
-  int32_t nodes() const { return size() - 1; }  // without the root
+  int32_t nodes() const { return token.empty() ? 0 : size() - 1; }  // without the root
   int32_t max_depth() const;
   int32_t child(int32_t node, int32_t with_token) const;                         // -1 if there is none
   void truncate(int32_t keep_nodes);                                             // keeps the root and the first keep_nodes nodes

@@ -110,7 +110,9 @@ std::vector<std::vector<int32_t>> draw(Executor& executor, const Mode& mode, int
   EngineOptions o;
   o.measure_costs = false;
   o.eos_ids = tiny_pair().defaults.eos_ids;
-  auto engine = start_engine(executor, tiny_tokenizer(), o, std::move(sampler));
+  EngineSeams seams;
+  seams.sampler = std::move(sampler);
+  auto engine = start_engine(executor, tiny_tokenizer(), o, std::move(seams));
   REQUIRE(engine.ok());
   std::vector<std::vector<int32_t>> out;
   std::vector<std::shared_ptr<Collected>> waiting;
@@ -172,15 +174,6 @@ class BiasedSampler final : public Sampler {
     std::vector<float> x(l.begin(), l.end());
     for (size_t i = 0; i < x.size(); i += 8) x[i] += 1.0F;
     return Sampler::choose(x, p, h, path, b, position);
-  }
-};
-
-// Penalties that forget the path inside the tree.
-class PathlessSampler final : public Sampler {
- public:
-  ops::Sampled choose(std::span<const float> l, const ops::SampleParams& p, const ops::TokenHistory* h, std::span<const int32_t>,
-                      std::span<const int32_t> b, int64_t position) override {
-    return Sampler::choose(l, p, h, {}, b, position);
   }
 };
 

@@ -39,6 +39,11 @@ class FakeExecutor final : public Executor {
   bool lenient_context = false;  // measuring costs looks far down a context that was never written
   int draft_hit_percent = 80;    // how often the drafter's best candidate is the greedy token
   int slow_ms = 0;
+  // What things cost, in virtual milliseconds, and the clock that goes by them.
+  std::function<double(int32_t rows)> forward_ms = [](int32_t) { return 0.0; };
+  double draft_ms = 0, commit_row_ms = 0, feed_row_ms = 0;
+  std::chrono::steady_clock::time_point time{};
+  double elapsed_ms() const { return std::chrono::duration<double, std::milli>(time.time_since_epoch()).count(); }
   std::function<Status(const Forest&, PassOutput*)> before_forward;  // fault injection
   std::function<Status()> before_draft, before_commit;
   std::vector<Forest> log;  // forests seen, with keep_log
@@ -62,6 +67,7 @@ class FakeExecutor final : public Executor {
 
   Status forward(const Forest& f, PassOutput* out) override {
     ++forwards;
+    spend(forward_ms(static_cast<int32_t>(f.token.size())));
     if (slow_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms));
     check(f.token.size() == f.position.size() && f.token.size() == f.parent.size() && f.token.size() == f.wants_logits.size(),
           "row arrays differ in length");
@@ -132,7 +138,9 @@ class FakeExecutor final : public Executor {
         if (!s.certain) write(s.pages, f.position[static_cast<size_t>(r)], f.token[static_cast<size_t>(r)]);
       }
       if (!s.certain) slot.context += static_cast<int32_t>(a.rows.size());
-      if (a.feed_drafter) slot.drafter_context += static_cast<int32_t>(a.rows.size());
+      if (a.feed_drafter)
+        slot.drafter_context += static_cast<int32_t>(a.rows.size()), spend(feed_row_ms * static_cast<double>(a.rows.size()));
+      if (!s.certain) spend(commit_row_ms * static_cast<double>(a.rows.size()));
       if (a.feed_mtp) slot.mtp_context += static_cast<int32_t>(a.rows.size());
       slot.anchor = a.next.back();
     }
@@ -150,6 +158,9 @@ class FakeExecutor final : public Executor {
   struct Slot {
     int32_t context = 0, drafter_context = 0, mtp_context = 0, anchor = -1;
   };
+  void spend(double ms) {
+    time += std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double, std::milli>(ms));
+  }
   static uint64_t mix(uint64_t x) {
     x ^= x >> 33, x *= 0xff51afd7ed558ccdULL, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ULL;
     return x ^ (x >> 33);
@@ -173,6 +184,7 @@ class FakeExecutor final : public Executor {
     if (before_draft)
       if (Status s = before_draft(); !s.ok()) return s;
     ++drafts;
+    spend(draft_ms * static_cast<double>(queries.size()));
     out->positions = positions;
     out->top_k = top_k;
     out->token.clear();

@@ -319,7 +319,9 @@ TEST_CASE("shadow notices a tree that foretells what does not come") {
   EngineOptions options = quick(SpeculationMode::kDdtree);
   options.shadow_linear = true;
   options.budget = 64;
-  auto engine = start_engine(executor, tokenizer(), options, std::make_unique<BranchLiar>());
+  EngineSeams seams;
+  seams.sampler = std::make_unique<BranchLiar>();
+  auto engine = start_engine(executor, tokenizer(), options, std::move(seams));
   REQUIRE(engine.ok());
   CHECK(run_request(**engine, greedy({4, 4, 2}, 200))->last.stats.shadow_disagreements > 0);
 }
@@ -624,6 +626,7 @@ TEST_CASE("measuring costs leaves nothing behind and the snapshot counts what wa
   FakeExecutor executor(room());
   EngineOptions options = quick(SpeculationMode::kDdtree);
   options.measure_costs = true;
+  options.budget = 16;
   executor.lenient_context = true;
   auto engine = start(executor, options);
   check_idle(*engine);

@@ -1,0 +1,183 @@
+// `auto` over an executor that says what its passes cost: no stopwatch, so what it chooses can be tested.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <catch2/catch_test_macros.hpp>
+#include <functional>
+#include <future>
+
+#include "base/embedded.h"
+#include "base/log.h"
+#include "engine/sampler.h"
+#include "support/collect.h"
+#include "support/fake_executor.h"
+#include "text/tokenizer.h"
+
+using namespace ddtree;
+using namespace ddtree::testing;
+
+namespace {
+
+const Tokenizer& tokenizer() {
+  static const Tokenizer t = [] {
+    auto r = Tokenizer::from_json(*embedded_file("models/tiny/target/tokenizer.json"), "", "tokenizer.json");
+    REQUIRE(r.ok());
+    return std::move(*r);
+  }();
+  return t;
+}
+
+// A machine: what passes of so many rows, a draft and a committed row cost.
+struct Machine {
+  const char* name;
+  std::function<double(int32_t)> forward;
+  double draft, commit_row, feed_row;
+};
+
+const Machine kMachines[] = {
+    // Rows hide behind reading the weights up to three of them, then each costs its arithmetic.
+    {"processor", [](int32_t rows) { return std::max(0.9, 0.1 + 0.22 * rows); }, 0.8, 0.03, 0.004},
+    {"quick processor", [](int32_t rows) { return std::max(0.7, 0.3 + 0.08 * rows); }, 0.4, 0.01, 0.002},
+    // Nearly flat with edges at tiles of 64.
+    {"GPU", [](int32_t rows) { return 13.3 + 0.9 * ((rows + 63) / 64 - 1) + 0.003 * rows; }, 0.25, 0.002, 0.001},
+};
+
+struct Load {
+  SpeculationMode mode;
+  int32_t budget;
+};
+
+struct Outcome {
+  double tokens_per_ms = 0;
+  int64_t drafts = 0;
+};
+
+// `streams` at a time until `requests` are done; virtual time.
+Outcome run(const Machine& machine, const Load& load, int32_t streams, int32_t requests, int hit_percent, int32_t length) {
+  ExecutorOptions room;
+  room.page_size = 16;
+  room.pages = 800;
+  room.slots = 8;
+  room.max_rows = 1200;
+  FakeExecutor executor(room);
+  executor.lenient_context = true;
+  executor.draft_hit_percent = hit_percent;
+  executor.forward_ms = machine.forward;
+  executor.draft_ms = machine.draft;
+  executor.commit_row_ms = machine.commit_row;
+  executor.feed_row_ms = machine.feed_row;
+  EngineOptions options;
+  options.max_running = streams;
+  EngineSeams seams;
+  seams.now = [&executor] { return executor.time; };
+  auto engine = start_engine(executor, tokenizer(), options, std::move(seams));
+  REQUIRE(engine.ok());
+  const double begin = executor.elapsed_ms();
+  // Nothing runs until all are submitted: who shares a pass must not depend on how threads are scheduled.
+  std::promise<void> submitted;
+  executor.before_forward = [gate = submitted.get_future().share()](const Forest&, PassOutput*) {
+    gate.wait();
+    return Status();
+  };
+  std::vector<std::shared_ptr<Collected>> all;
+  for (int32_t i = 0; i < requests; ++i) {
+    Request r;
+    r.prompt = {i % 60, i / 60, 5, 6};
+    r.max_tokens = length;
+    r.sampling.temperature = 0;
+    r.mode = load.mode;
+    r.budget = load.budget;
+    all.push_back(std::make_shared<Collected>());
+    REQUIRE((*engine)->submit(r, sink_of(all.back())).ok());
+  }
+  submitted.set_value();
+  double tokens = 0;
+  for (auto& c : all) {
+    c->wait();
+    CHECK(c->last.finish == FinishReason::kLength);
+    tokens += static_cast<double>(c->ids.size());
+  }
+  (*engine)->drain(10);
+  return {tokens / (executor.elapsed_ms() - begin), executor.drafts};
+}
+
+}  // namespace
+
+TEST_CASE("auto keeps up with the best fixed mode on every machine, with good and poor drafts, at 1, 4 and 8 streams") {
+  log::set_level(log::Level::kWarn);
+  for (const Machine& machine : kMachines)
+    for (int hit : {97, 75, 10})
+      for (int32_t streams : {1, 4, 8}) {
+        double best = 0;
+        std::string name;
+        for (const Load& load :
+             {Load{SpeculationMode::kNone, 0}, Load{SpeculationMode::kDflash, 0}, Load{SpeculationMode::kDdtree, 8},
+              Load{SpeculationMode::kDdtree, 15}, Load{SpeculationMode::kDdtree, 32}, Load{SpeculationMode::kDdtree, 64}})
+          if (const double rate = run(machine, load, streams, 15 * streams, hit, 120).tokens_per_ms; rate > best)
+            best = rate, name = fmt::format("{} {}", mode_name(load.mode), load.budget);
+        const Outcome chosen = run(machine, {SpeculationMode::kDdtree, 0}, streams, 15 * streams, hit, 120);
+        INFO(fmt::format("{}, drafts right {} %, {} streams: auto {:.3f} tokens/ms with {} drafts, best {} {:.3f}", machine.name, hit,
+                         streams, chosen.tokens_per_ms, chosen.drafts, name, best));
+        CHECK(chosen.tokens_per_ms >= 0.97 * best);
+      }
+}
+
+TEST_CASE("auto leaves the drafter behind under load and catches up when the load is gone, and no token changes") {
+  ExecutorOptions room;
+  room.page_size = 16;
+  room.pages = 800;
+  room.slots = 8;
+  FakeExecutor executor(room), plain(room);
+  executor.lenient_context = true;
+  executor.draft_hit_percent = 97;
+  executor.forward_ms = kMachines[0].forward;
+  executor.draft_ms = kMachines[0].draft;
+  EngineOptions options;
+  EngineSeams seams;
+  seams.now = [&executor] { return executor.time; };
+  auto engine = start_engine(executor, tokenizer(), options, std::move(seams));
+  REQUIRE(engine.ok());
+  std::promise<void> submitted;
+  executor.before_forward = [gate = submitted.get_future().share()](const Forest&, PassOutput*) {
+    gate.wait();
+    return Status();
+  };
+  const int64_t before = executor.drafts;
+  int64_t drafts_under_load = -1;
+  std::vector<std::shared_ptr<Collected>> all;
+  for (int32_t i = 0; i < 8; ++i) {
+    Request r;
+    r.prompt = {i, 3, 4};
+    r.max_tokens = i == 7 ? 900 : 60;  // seven go early, one stays
+    r.sampling.temperature = 0;
+    r.mode = SpeculationMode::kDdtree;
+    r.budget = 0;
+    auto c = std::make_shared<Collected>();
+    all.push_back(c);
+    auto inner = sink_of(c);
+    REQUIRE((*engine)
+                ->submit(r,
+                         [inner, i, &executor, &drafts_under_load](Delta&& d) {
+                           if (d.finished && i == 0) drafts_under_load = executor.drafts;
+                           inner(std::move(d));
+                         })
+                .ok());
+  }
+  submitted.set_value();
+  for (int32_t i = 0; i < 8; ++i) {
+    const auto& c = all[static_cast<size_t>(i)];
+    c->wait();
+    std::vector<int32_t> prefix = {i, 3, 4};
+    for (int32_t id : c->ids) {
+      const auto l = FakeExecutor::logits_of(prefix, 64);
+      REQUIRE(id == static_cast<int32_t>(std::max_element(l.begin(), l.end()) - l.begin()));
+      prefix.push_back(id);
+    }
+  }
+  CHECK(drafts_under_load - before <= 10);
+  CHECK(executor.drafts - drafts_under_load > 20);
+  const auto& stats = all[7]->last.stats;
+  CHECK(stats.completion_tokens == 900);
+  CHECK(stats.rounds < 700);                         // 60 plain ones and some more, then trees
+  CHECK((*engine)->snapshot().prompt_tokens == 24);  // what was run again is not counted twice
+}
