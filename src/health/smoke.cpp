@@ -52,9 +52,15 @@ struct Suite {
   std::vector<Answer> plain;                  // [inputs] greedy, NONE
   // Checks done when the engine had no room for the suite beside its clients' requests; -1: it had. What comes after says nothing.
   mutable int no_room_after = -1;
+  // Checks done when somebody stopped the suite; -1: nobody did. A check cut short is no fault of the engine.
+  mutable int stopped_after = -1;
 
   double seconds_left() const { return options.total_seconds - milliseconds_since(begin) / 1000; }
   bool cancelled() const { return options.cancel != nullptr && options.cancel->load(); }
+  std::string stopped() const {
+    if (stopped_after < 0) stopped_after = static_cast<int>(report.checks.size());
+    return "the smoke test was stopped";
+  }
 
   Request greedy(size_t input, std::optional<SpeculationMode> mode) const {
     Request request;
@@ -88,7 +94,7 @@ struct Suite {
       pending->changed.notify_all();
     };
     Answer failed;
-    if (cancelled()) return failed.error = "the smoke test was stopped", failed;
+    if (cancelled()) return failed.error = stopped(), failed;
     if (seconds_left() <= 0)
       return failed.error = fmt::format("the smoke test's time of {:.0f} s is used up", options.total_seconds), failed;
     if (no_room_after >= 0) return failed.error = "not asked: the engine is busy", failed;
@@ -102,7 +108,7 @@ struct Suite {
       id = subject.engine->submit(request, sink);
     }
     if (!id) {
-      if (cancelled()) return failed.error = "the smoke test was stopped", failed;
+      if (cancelled()) return failed.error = stopped(), failed;
       if (id.status().code() == Code::kTemporary) no_room_after = static_cast<int>(report.checks.size());
       return failed.error = "the engine refused the request: " + id.status().message(), failed;
     }
@@ -118,7 +124,7 @@ struct Suite {
       // It waited behind others all the time, and they moved.
       if (!cancelled() && answer.ids.empty() && subject.engine->snapshot().passes > passes)
         no_room_after = static_cast<int>(report.checks.size());
-      answer.error = cancelled() ? "the smoke test was stopped"
+      answer.error = cancelled() ? stopped()
                                  : fmt::format("no end within {:.1f} s: {} tokens came{}{}", limit, answer.ids.size(),
                                                answer.text.empty() ? "" : ": ", answer.text.substr(0, 80));
     } else if (answer.error.empty() && answer.finish == FinishReason::kCancelled) {
@@ -365,14 +371,19 @@ SmokeReport run_smoke(const SmokeSubject& subject, const SmokeOptions& options) 
   suite.total = 1 + inputs * (1 + static_cast<int>(subject.modes.size())) + 3;
   const auto finish = [&] {
     report.finished_ms = wall_ms();
-    report.verdict = suite.no_room_after < 0 ? SmokeVerdict::kPass : SmokeVerdict::kSkip;
-    if (suite.no_room_after >= 0)
+    // From here on the checks say nothing of the engine.
+    const int until = suite.no_room_after < 0   ? suite.stopped_after
+                      : suite.stopped_after < 0 ? suite.no_room_after
+                                                : std::min(suite.no_room_after, suite.stopped_after);
+    report.verdict = until < 0 ? SmokeVerdict::kPass : SmokeVerdict::kSkip;
+    if (suite.stopped_after >= 0) report.message = fmt::format("stopped after {} of {} checks", suite.stopped_after, suite.total);
+    else if (suite.no_room_after >= 0)
       report.message = fmt::format("not completed: other requests left no room within {:.0f} s; ask again when there are fewer",
                                    std::min(options.answer_seconds, options.total_seconds));
     for (size_t i = 0; i < report.checks.size(); ++i) {
       SmokeCheckResult& check = report.checks[i];
       if (check.verdict != SmokeVerdict::kFail) continue;
-      if (suite.no_room_after >= 0 && static_cast<int>(i) >= suite.no_room_after) {
+      if (until >= 0 && static_cast<int>(i) >= until) {
         check.verdict = SmokeVerdict::kSkip;
         continue;
       }

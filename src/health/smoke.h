@@ -30,12 +30,13 @@ struct SmokeCheckResult {
 };
 
 struct SmokeReport {
-  SmokeVerdict verdict = SmokeVerdict::kFail;  // kSkip: the suite did not run (--skip-smoke, no room); message says so
-  std::string message;                         // one sentence; the first failure
-  std::string trigger;                         // "start", "dashboard", "command"
-  int64_t started_ms = 0, finished_ms = 0;     // since 1970 UTC
-  double tokens_per_second = 0;                // decoding, configured mode
-  double acceptance = 0;                       // mean tokens a round, configured mode
+  SmokeVerdict verdict =
+      SmokeVerdict::kFail;  // kSkip: the suite did not run (--skip-smoke), or not to its end (stopped, no room); message says so
+  std::string message;      // one sentence; the first failure
+  std::string trigger;      // "start", "dashboard", "command"
+  int64_t started_ms = 0, finished_ms = 0;  // since 1970 UTC
+  double tokens_per_second = 0;             // decoding, configured mode
+  double acceptance = 0;                    // mean tokens a round, configured mode
   std::vector<SmokeCheckResult> checks;
 };
 
@@ -64,7 +65,7 @@ struct SmokeOptions {
   std::string trigger = "start";
   double answer_seconds = 120;                // time limit of one generation
   double total_seconds = 600;                 // of the suite; checks past it fail with that reason
-  const std::atomic<bool>* cancel = nullptr;  // set from elsewhere (SIGTERM): the suite ends with a failure that says so
+  const std::atomic<bool>* cancel = nullptr;  // set from elsewhere (SIGTERM): the suite is a skip that says so
   std::function<void(const SmokeCheckResult&, int done, int total)> progress;  // after each check
 };
 

@@ -174,10 +174,14 @@ Status Service::load() {
       std::lock_guard lock(m.smoke_mutex);
       report = m.smoke("start");
     }
-    m.phases.set_smoke(report.verdict == SmokeVerdict::kPass ? SmokeState::kPassed : SmokeState::kFailed);
+    m.phases.set_smoke(report.verdict == SmokeVerdict::kPass   ? SmokeState::kPassed
+                       : report.verdict == SmokeVerdict::kSkip ? SmokeState::kNotRun
+                                                               : SmokeState::kFailed);
     if (m.draining) return {Code::kCancelled, "asked to stop during the smoke test"};
     if (report.verdict != SmokeVerdict::kPass)
-      return fail({Code::kEngineFault, "the smoke test failed: " + report.message + " (--skip-smoke serves the model all the same)"});
+      return fail(
+          {Code::kEngineFault, (report.verdict == SmokeVerdict::kSkip ? "the smoke test was not completed: " : "the smoke test failed: ") +
+                                   report.message + " (--skip-smoke serves the model all the same)"});
   }
   DDTREE_RETURN_IF_ERROR(m.phases.enter(Phase::kReady));
   m.ever_ready = true;

@@ -17,15 +17,12 @@ using namespace ddtree::testing;
 
 namespace {
 
-constexpr float kTemperature = 1.8F, kTopP = 0.98F, kPresence = 0.6F;
+constexpr float kTemperature = 1.0F, kTopP = 0.98F, kPresence = 0.6F;
 constexpr int32_t kTopK = 30;
 constexpr int32_t kTokens = 3;  // looked at in each completion: one from the prompt's pass, the others from rounds
 
-// The prompt: short, so that thousands of them take seconds, and open, so that the distribution is wide.
-std::vector<int32_t> prompt() {
-  const auto& p = golden_prompts()[2].prompt_ids;
-  return {p.begin(), p.begin() + 9};
-}
+// The prompt: short, so that thousands of them take seconds, and in the middle of a story, where many words can follow.
+std::vector<int32_t> prompt() { return tiny_tokenizer().encode("<|im_start|>assistant\nOnce upon a time there was a"); }
 
 // Logits of the token after `ids`, by one plain pass.
 std::vector<float> plain_logits(Executor& executor, const std::vector<int32_t>& ids) {
@@ -112,6 +109,7 @@ std::vector<std::vector<int32_t>> draw(Executor& executor, const Mode& mode, int
   o.eos_ids = tiny_pair().defaults.eos_ids;
   EngineSeams seams;
   seams.sampler = std::move(sampler);
+  seams.now = frozen_clock;
   auto engine = start_engine(executor, tiny_tokenizer(), o, std::move(seams));
   REQUIRE(engine.ok());
   std::vector<std::vector<int32_t>> out;
@@ -166,13 +164,13 @@ Fit fit_of(Executor& executor, const std::vector<std::vector<int32_t>>& draws) {
   return fit;
 }
 
-// A logit more for one in eight ids: a bias of the kind that a wrong key or a reused random number makes.
+// Most of a logit more for one in four ids: a bias of the kind that a wrong key or a reused random number makes.
 class BiasedSampler final : public Sampler {
  public:
   ops::Sampled choose(std::span<const float> l, const ops::SampleParams& p, const ops::TokenHistory* h, std::span<const int32_t> path,
                       std::span<const int32_t> b, int64_t position) override {
     std::vector<float> x(l.begin(), l.end());
-    for (size_t i = 0; i < x.size(); i += 8) x[i] += 1.0F;
+    for (size_t i = 0; i < x.size(); i += 4) x[i] += 0.9F;
     return Sampler::choose(x, p, h, path, b, position);
   }
 };
@@ -189,10 +187,12 @@ TEST_CASE("distribution: the first tokens of 2,000 seeds fit the exact probabili
     const Fit fit = fit_of(*executor, draws);
     INFO(fmt::format("{} budget {}: chi-square {:.1f} of {} degrees, {:.2f} sigma, {} draft tokens accepted", mode_name(mode.mode),
                      mode.budget, fit.chi, fit.degrees, fit.sigma(), accepted));
-    CHECK(fit.degrees >= 10);  // enough tokens of enough weight: one degree would fit anything
+    CHECK(fit.degrees >= (seeds < 2000 ? 20 : 80));  // enough tokens of enough weight: one degree would fit anything
     CHECK(fit.impossible == 0);
     CHECK(std::abs(fit.sigma()) < 4);
-    if (mode.mode != SpeculationMode::kNone) CHECK(accepted > seeds / 20);  // otherwise the tree's rows were never used
+    // Otherwise the tree's rows were never used. (auto drafts little here: what follows is not easily guessed.)
+    const bool automatic = mode.mode == SpeculationMode::kDdtree && mode.budget == 0;
+    if (mode.mode != SpeculationMode::kNone) CHECK(accepted > (automatic ? 0 : seeds / 20));
     if (plain.empty()) plain = draws;
     // And seed by seed the same text, but for near-ties.
     int different = 0;

@@ -308,9 +308,21 @@ TEST_CASE("a suite can be stopped") {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
     stop = true;
   });
-  const auto check = only_failure(run_smoke(subject_of(engine), options));
+  const SmokeReport report = run_smoke(subject_of(engine), options);
   later.join();
-  CHECK(has(check.message, "stopped"));
+  // Being stopped is nobody's failure: not the suite's, not a check's.
+  CHECK((report.verdict == SmokeVerdict::kSkip && has(report.message, "stopped after 1 of")));
+  for (const SmokeCheckResult& check : report.checks) CHECK(check.verdict != SmokeVerdict::kFail);
+}
+
+TEST_CASE("what failed before a suite was stopped counts") {
+  ScriptedEngine engine;
+  std::atomic<bool> stop{true};
+  SmokeOptions options;
+  options.cancel = &stop;
+  SmokeSubject subject = subject_of(engine);
+  subject.feature_width = 512;
+  CHECK(only_failure(run_smoke(subject, options)).name == "feature-width");
 }
 
 TEST_CASE("reports become rows; a skipped suite is a row too") {
