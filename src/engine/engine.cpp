@@ -216,7 +216,8 @@ void EngineImpl::retire(Sequence& s) {
     t.decode_ms = milliseconds_between(s.first_token, now);
   }
   d.stats = std::move(t);
-  if (d.finish == FinishReason::kCancelled) ++state_.requests_cancelled;
+  if (s.request.own) ++state_.own_requests;
+  else if (d.finish == FinishReason::kCancelled) ++state_.requests_cancelled;
   else if (d.finish == FinishReason::kError) ++state_.requests_failed;
   else ++state_.requests_finished;
 }
@@ -228,7 +229,8 @@ void EngineImpl::deliver(Sequence& s) {
 
 void EngineImpl::count(const PassReport& r) {
   state_.passes += r.ran ? 1 : 0;
-  state_.prompt_tokens += r.prompt_rows - r.replayed_rows;
+  const int32_t prompt_rows = r.prompt_rows - r.own_prompt_rows, decoding = r.decoding - r.own_decoding;
+  state_.prompt_tokens += prompt_rows - r.replayed_rows;
   state_.rounds += r.rounds;
   state_.drafted += r.drafted;
   state_.accepted += r.accepted;
@@ -238,8 +240,9 @@ void EngineImpl::count(const PassReport& r) {
     for (int32_t i = 0; i < n; ++i) ++state_.accepted_at[static_cast<size_t>(i)];
   }
   MinuteRates::Bucket& b = rates_.now(Clock::now());
-  if (r.prompt_rows > 0) b.prompt_tokens += r.prompt_rows, b.prompt_ms += r.milliseconds;
-  if (r.decoding > 0) b.decoded_tokens += r.emitted, b.decode_ms += r.milliseconds, b.rounds += r.rounds;
+  // A pass that clients share with a smoke test counts with its whole time: they waited for it.
+  if (prompt_rows > 0) b.prompt_tokens += prompt_rows, b.prompt_ms += r.milliseconds;
+  if (decoding > 0) b.decoded_tokens += r.emitted, b.decode_ms += r.milliseconds, b.rounds += r.rounds;
 }
 
 void EngineImpl::publish() {
@@ -298,7 +301,8 @@ void EngineImpl::loop() {
     for (auto& s : running_) batch.push_back(s.get());
     const PassReport report = rounds_.step(batch);
     count(report);
-    for (Sequence* s : batch) state_.completion_tokens += static_cast<int64_t>(s->delta.ids.size());
+    for (Sequence* s : batch)
+      if (!s->request.own) state_.completion_tokens += static_cast<int64_t>(s->delta.ids.size());
     for (Sequence* s : batch)
       if (!s->finished) deliver(*s);
     sweep();

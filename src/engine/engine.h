@@ -34,7 +34,7 @@ struct CostPoints {
   std::vector<double> size, ms;
 };
 
-struct EngineSnapshot {  // for /metrics and the dashboard
+struct EngineSnapshot {  // for /metrics and the dashboard. Counters and rates are of clients' requests, not of Request::own ones
   int32_t running = 0, waiting = 0;
   int32_t pages_used = 0, pages_total = 0, slots_used = 0, slots_total = 0;
   int64_t requests_finished = 0, requests_cancelled = 0, requests_failed = 0;
@@ -42,7 +42,8 @@ struct EngineSnapshot {  // for /metrics and the dashboard
   int64_t rounds = 0, drafted = 0, accepted = 0;  // since start
   std::vector<int64_t> accepted_at;               // [depth]
   int64_t fallbacks = 0;                          // sequences that fell back to NONE because drafting did not pay
-  int64_t passes = 0;                             // forest passes so far: moves while work is done
+  int64_t own_requests = 0;                       // ended ones with Request::own
+  int64_t passes = 0;                             // forest passes so far, of all requests: moves while work is done
   double prefill_tps_1m = 0, decode_tps_1m = 0;   // last minute; 0 when idle
   double acceptance_1m = 0;                       // mean tokens a round, last minute; 0 when idle
   CostPoints verify_ms, draft_ms, host_ms;        // what `auto` reckons with: by rows of a pass; by sequences; by sequences

@@ -40,6 +40,7 @@ struct Request {
   std::optional<SpeculationMode> mode;
   std::optional<int32_t> budget;  // nodes without the root; 0 with kDdtree means auto
   bool record_trees = false;      // keep every round's tree for RequestStats::rounds
+  bool own = false;               // the service's own (smoke test, canary): no client's request, so in no counter of theirs
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };

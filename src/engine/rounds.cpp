@@ -69,7 +69,7 @@ void Rounds::run_drafter(std::vector<Part>& parts, bool nextn, PassReport* repor
     for (Part* p : asking) {
       p->drafts = false;
       p->sequence->fallback.give_up();
-      ++report->fallbacks;
+      report->fallbacks += p->sequence->request.own ? 0 : 1;
     }
     return;
   }
@@ -235,6 +235,7 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
   for (const Part& p : parts) {
     prompt_left.push_back(p.prefill ? p.sequence->known_left() : 0);
     report.decoding += p.prefill ? 0 : 1;
+    report.own_decoding += !p.prefill && p.sequence->request.own ? 1 : 0;
   }
   run_drafter(parts, false, &report);
   run_drafter(parts, true, &report);
@@ -250,7 +251,8 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
     Part& p = parts[i];
     p.prefill_rows = share[i];
     report.prompt_rows += share[i];
-    report.replayed_rows += p.sequence->replaying ? share[i] : 0;
+    if (p.sequence->request.own) report.own_prompt_rows += share[i];
+    else report.replayed_rows += p.sequence->replaying ? share[i] : 0;
     completing += p.prefill && share[i] == prompt_left[i] ? 1 : 0;
     row_context += static_cast<double>(p.sequence->context) * (p.prefill ? share[i] : 1);
   }

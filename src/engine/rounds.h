@@ -19,9 +19,10 @@ namespace ddtree {
 
 // What one pass did, for the engine's counters.
 struct PassReport {
-  int32_t replayed_rows = 0;              // of the prompt rows: run once more for the drafter
-  int32_t prompt_rows = 0, decoding = 0;  // sequences that decoded
-  int32_t rounds = 0, emitted = 0;        // of sequences that drafted or decoded plainly: rounds, tokens
+  int32_t replayed_rows = 0;                      // of the clients' prompt rows: run once more for the drafter
+  int32_t prompt_rows = 0, decoding = 0;          // sequences that decoded
+  int32_t own_prompt_rows = 0, own_decoding = 0;  // of these, the service's own (Request::own); what follows leaves those out
+  int32_t rounds = 0, emitted = 0;                // of sequences that drafted or decoded plainly: rounds, tokens
   int64_t drafted = 0, accepted = 0;
   std::vector<int32_t> accepted_counts;  // per drafting sequence
   int32_t fallbacks = 0;

@@ -104,11 +104,13 @@ void Rounds::settle(Part& p, std::span<const int32_t> run, PassReport* report) c
   if (!p.prefill) {
     const int32_t confirmed = std::min(static_cast<int32_t>(p.walk.path.size()), p.kept);
     s.acceptance.add(p.tree.nodes(), static_cast<int32_t>(p.walk.path.size()), p.kept);
-    ++report->rounds;
-    report->emitted += p.kept;
-    report->drafted += p.tree.nodes();
-    report->accepted += confirmed;
-    if (p.drafts) report->accepted_counts.push_back(confirmed);
+    if (!s.request.own) {
+      ++report->rounds;
+      report->emitted += p.kept;
+      report->drafted += p.tree.nodes();
+      report->accepted += confirmed;
+      if (p.drafts) report->accepted_counts.push_back(confirmed);
+    }
   }
   s.delta.ids = std::move(cut.ids);
   s.delta.pieces = std::move(cut.pieces);
@@ -143,7 +145,7 @@ void Rounds::learn(Part& p, PassReport* report) {
       for (int32_t& node : path) node = p.pool_place[at(node)];
     calibration_.observe(p.pool.nodes() > 0 ? p.pool : p.tree, path, p.walk.next, sampled);
   }
-  if (s.fallback.drafted(static_cast<int32_t>(p.walk.path.size()), p.break_even)) ++report->fallbacks;
+  if (s.fallback.drafted(static_cast<int32_t>(p.walk.path.size()), p.break_even) && !s.request.own) ++report->fallbacks;
 }
 
 void Rounds::record(const Part& p, double draft_ms, double verify_ms, double total_ms) {

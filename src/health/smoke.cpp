@@ -69,6 +69,7 @@ struct Suite {
     request.sampling.temperature = 0;
     request.max_tokens = subject.inputs[input].max_tokens;
     request.mode = mode;
+    request.own = true;
     return request;
   }
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 #include <thread>
+#include <tuple>
 
 #include "base/embedded.h"
 #include "engine/sampler.h"
@@ -503,6 +504,42 @@ TEST_CASE("an engine that goes away ends every request") {
   for (auto& c : all) {
     CHECK(c->finished == 1);
     CHECK(c->last.finish == FinishReason::kCancelled);
+  }
+}
+
+TEST_CASE("the service's own requests are in no counter of the clients'") {
+  const auto counters = [](const EngineSnapshot& s) {
+    return std::tuple(s.requests_finished, s.requests_cancelled, s.requests_failed, s.prompt_tokens, s.completion_tokens, s.rounds,
+                      s.drafted, s.accepted, s.accepted_at, s.fallbacks);
+  };
+  for (SpeculationMode mode : kModes) {
+    FakeExecutor executor(room());
+    auto engine = start(executor, quick(mode));
+    const auto ask = [&](bool own, std::shared_ptr<Collected>* into) {
+      Request request = greedy({1, 2, 3}, 40);
+      request.own = own;
+      *into = std::make_shared<Collected>();
+      REQUIRE(engine->submit(std::move(request), sink_of(*into)).ok());
+    };
+    std::shared_ptr<Collected> own, client, beside;
+    ask(true, &own);
+    own->wait();
+    const EngineSnapshot after_own = engine->snapshot();
+    CHECK(counters(after_own) == counters(EngineSnapshot{}));
+    CHECK((after_own.own_requests == 1 && after_own.passes > 0 && after_own.decode_tps_1m == 0 && after_own.acceptance_1m == 0));
+    CHECK(own->last.stats.completion_tokens == 40);  // its own figures are whole
+    // A client's figures are the same beside one as they would be alone.
+    ask(false, &client);
+    ask(true, &beside);
+    client->wait(), beside->wait();
+    const EngineSnapshot both = engine->snapshot();
+    const RequestStats& t = client->last.stats;
+    CHECK((both.requests_finished == 1 && both.own_requests == 2 && both.prompt_tokens == 3 && both.completion_tokens == 40));
+    CHECK((both.rounds == t.rounds && both.drafted == t.drafted && both.accepted == t.accepted));
+    int64_t at_positions = 0, of_client = 0;
+    for (const int64_t n : both.accepted_at) at_positions += n;
+    for (const int32_t n : t.accepted_at) of_client += n;
+    CHECK(at_positions == of_client);
   }
 }
 
