@@ -12,7 +12,8 @@ int exit_code(Code code) {
     case Code::kUnavailable: return 69;
     case Code::kEngineFault: return 70;
     case Code::kDoesNotFit: return 71;
-    case Code::kTemporary: return 75;
+    case Code::kTemporary:
+    case Code::kStorage: return 75;
   }
   return 70;
 }
@@ -27,6 +28,7 @@ const char* code_name(Code code) {
     case Code::kEngineFault: return "engine fault";
     case Code::kDoesNotFit: return "does not fit";
     case Code::kTemporary: return "temporary";
+    case Code::kStorage: return "storage";
     case Code::kCancelled: return "cancelled";
   }
   return "unknown";

@@ -17,6 +17,7 @@ enum class Code {
   kEngineFault,      // our own failure: exit 70
   kDoesNotFit,       // memory plan refused: exit 71
   kTemporary,        // would work later (queue full, driver mismatch): exit 75
+  kStorage,          // a disk that is full or read-only, or fails: the same call may work later: exit 75
   kCancelled,
 };
 

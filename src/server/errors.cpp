@@ -68,6 +68,7 @@ ApiError from_status(const Status& status) {
       e.code = "server_overloaded";
       e.retry_after = 1;
       break;
+    case Code::kStorage:
     case Code::kUnavailable:
       e.status = 503;
       e.type = "server_error";

@@ -89,7 +89,9 @@ Result<std::unique_ptr<Database>> Database::open(const std::string& path, Access
 Status Database::fail(std::string_view what) {
   const int code = sqlite3_extended_errcode(handle_);
   failure_ = classify(code);
-  return Status(failure_ == Failure::kRow ? Code::kInvalidArgument : Code::kUnavailable,
+  return Status(failure_ == Failure::kRow       ? Code::kInvalidArgument
+                : failure_ == Failure::kStorage ? Code::kStorage
+                                                : Code::kUnavailable,
                 fmt::format("{}: {} (SQLite code {})", what, sqlite3_errmsg(handle_), code));
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
+#include <map>
 
 #include "store/columns.h"
 
@@ -51,20 +52,26 @@ Where request_where(const RequestFilter& filter) {
   if (filter.thinking) where.add("thinking = ?", {int64_t{*filter.thinking}});
   if (!filter.client.empty()) where.add("instr(client, ?) > 0", {filter.client});
   if (!filter.request_id.empty()) where.add("request_id = ?", {filter.request_id});
+  if (filter.context_from != 0) where.add("prompt_tokens + completion_tokens >= ?", {filter.context_from});
+  if (filter.context_to != 0) where.add("prompt_tokens + completion_tokens < ?", {filter.context_to});
   return where;
 }
 
-const char* order_by(RequestSort sort) {
-  switch (sort) {
-    case RequestSort::kNewest: return "received_ms DESC, id DESC";
-    case RequestSort::kOldest: return "received_ms, id";
-    case RequestSort::kSlowest: return "total_ms DESC, id DESC";
-    case RequestSort::kFirstToken: return "first_token_ms DESC, id DESC";
-    case RequestSort::kTokens: return "completion_tokens DESC, id DESC";
-    case RequestSort::kAcceptance: return "CASE WHEN rounds > 0 THEN 1.0 * accepted / rounds ELSE -1 END DESC, id DESC";
-    case RequestSort::kSpeed: return "tokens_per_second DESC, id DESC";
+std::string order_by(const RequestFilter& filter) {
+  const char* key = "received_ms";
+  bool rising = filter.reversed;
+  switch (filter.sort) {
+    case RequestSort::kNewest: break;
+    case RequestSort::kOldest: rising = !rising; break;
+    case RequestSort::kSlowest: key = "total_ms"; break;
+    case RequestSort::kFirstToken: key = "first_token_ms"; break;
+    case RequestSort::kTokens: key = "completion_tokens"; break;
+    case RequestSort::kAcceptance: key = "CASE WHEN rounds > 0 THEN 1.0 * accepted / rounds ELSE -1 END"; break;
+    case RequestSort::kSpeed: key = "tokens_per_second"; break;
+    case RequestSort::kContext: key = "prompt_tokens + completion_tokens"; break;
   }
-  return "id DESC";
+  const char* const direction = rising ? "" : " DESC";
+  return fmt::format("{}{}, id{}", key, direction, direction);
 }
 
 // Rows of a record type whose first column is its id.
@@ -178,7 +185,7 @@ Result<std::vector<ServicePhase>> read_phases(Database& database, int64_t run_id
 }
 
 Result<Page<RequestRecord>> read_requests(Database& database, const RequestFilter& filter, Paging paging) {
-  return page<RequestRecord>(database, "request", request_where(filter), order_by(filter.sort), paging, kNothingMore);
+  return page<RequestRecord>(database, "request", request_where(filter), order_by(filter), paging, kNothingMore);
 }
 
 Result<std::optional<RequestRecord>> read_request(Database& database, int64_t id) {
@@ -194,11 +201,12 @@ Result<RequestTotals> read_totals(Database& database, const RequestFilter& filte
   RequestTotals totals;
   Status status = database.query(
       "SELECT count(*), sum(error <> ''), sum(prompt_tokens), sum(completion_tokens), sum(cached_tokens), sum(rounds), sum(drafted), "
-      "sum(accepted), sum(nodes_verified), sum(tree_gain), sum(decode_ms) FROM request" +
+      "sum(accepted), sum(nodes_verified), sum(tree_gain), sum(max(completion_tokens - 1, 0)), sum(decode_ms) FROM request" +
           where.text(),
       where.values(), [&](const Row& row) {
-        int64_t* const sums[] = {&totals.requests, &totals.errors,  &totals.prompt_tokens, &totals.completion_tokens, &totals.cached_tokens,
-                                 &totals.rounds,   &totals.drafted, &totals.accepted,      &totals.nodes_verified,    &totals.tree_gain};
+        int64_t* const sums[] = {&totals.requests,       &totals.errors,    &totals.prompt_tokens, &totals.completion_tokens,
+                                 &totals.cached_tokens,  &totals.rounds,    &totals.drafted,       &totals.accepted,
+                                 &totals.nodes_verified, &totals.tree_gain, &totals.decoded_tokens};
         int column = 0;
         for (int64_t* sum : sums) *sum = row.integer(column++);
         totals.decode_ms = row.real(column);
@@ -210,6 +218,87 @@ Result<RequestTotals> read_totals(Database& database, const RequestFilter& filte
   });
   if (!status.ok()) return status;
   return totals;
+}
+
+namespace {
+
+// Sorts the values. Nearest rank: the value at place ceil(share × count), counted from 1.
+Percentiles percentiles(std::vector<double>* values) {
+  Percentiles result;
+  result.count = static_cast<int64_t>(values->size());
+  if (values->empty()) return result;
+  std::sort(values->begin(), values->end());
+  const auto rank = [&](int64_t percent) { return (*values)[static_cast<size_t>((percent * result.count + 99) / 100 - 1)]; };
+  result.p50 = rank(50), result.p90 = rank(90), result.p95 = rank(95), result.p99 = rank(99);
+  return result;
+}
+
+// The upper bound of the bucket that a context length falls into: 256, 512, 1024 …
+int64_t context_bound(int64_t tokens) {
+  int64_t bound = 256;
+  while (bound <= tokens) bound *= 2;
+  return bound;
+}
+
+}  // namespace
+
+Result<RequestSummary> read_summary(Database& database, const RequestFilter& filter) {
+  auto totals = read_totals(database, filter);
+  if (!totals) return totals.status();
+  RequestSummary summary;
+  summary.totals = std::move(*totals);
+  const Where where = request_where(filter);
+  std::vector<double> first_token, total, speed, per_round;
+  const Status status = database.query(
+      "SELECT completion_tokens, first_token_ms, total_ms, tokens_per_second, rounds, accepted, mode = 'NONE' FROM request" + where.text(),
+      where.values(), [&](const Row& row) {
+        if (row.integer(0) > 0) first_token.push_back(row.real(1));
+        if (row.real(2) > 0) total.push_back(row.real(2));
+        if (row.real(3) > 0) speed.push_back(row.real(3));
+        if (const int64_t rounds = row.integer(4); rounds > 0 && row.integer(6) == 0)
+          per_round.push_back(1.0 + static_cast<double>(row.integer(5)) / static_cast<double>(rounds));
+      });
+  if (!status.ok()) return status;
+  summary.first_token_ms = percentiles(&first_token);
+  summary.total_ms = percentiles(&total);
+  summary.tokens_per_second = percentiles(&speed);
+  summary.tokens_per_round = percentiles(&per_round);
+  return summary;
+}
+
+Result<AcceptanceBreakdown> read_acceptance(Database& database, const RequestFilter& filter) {
+  Where where = request_where(filter);
+  where.add("rounds > 0");
+  AcceptanceBreakdown result;
+  std::map<std::string, RequestTotals> mode, thinking;
+  std::map<int64_t, RequestTotals> context;
+  const Status status = database.query(
+      "SELECT mode, thinking, prompt_tokens, completion_tokens, cached_tokens, rounds, drafted, accepted, nodes_verified, tree_gain, "
+      "decode_ms, error <> '', accepted_at, histogram FROM request" +
+          where.text(),
+      where.values(), [&](const Row& row) {
+        const std::string name = row.text(0), accepted_at = row.text(12), histogram = row.text(13);
+        const auto add = [&](RequestTotals* t) {
+          ++t->requests;
+          t->prompt_tokens += row.integer(2), t->completion_tokens += row.integer(3), t->cached_tokens += row.integer(4);
+          t->rounds += row.integer(5), t->drafted += row.integer(6), t->accepted += row.integer(7), t->nodes_verified += row.integer(8);
+          t->tree_gain += row.integer(9), t->decode_ms += row.real(10), t->errors += row.integer(11);
+          t->decoded_tokens += std::max<int64_t>(0, row.integer(3) - 1);
+          add_to(&t->accepted_at, accepted_at);
+          add_to(&t->histogram, histogram);
+        };
+        add(&mode[name]);
+        if (name == "NONE") return;
+        add(&result.speculative);
+        add(&thinking[row.integer(1) == 1 ? "on" : row.integer(1) == 0 ? "off" : "unknown"]);
+        add(&context[context_bound(row.integer(2) + row.integer(3))]);
+      });
+  if (!status.ok()) return status;
+  for (auto& [name, totals] : mode) result.by_mode.push_back({name, std::move(totals)});
+  for (const char* name : {"on", "off", "unknown"})
+    if (const auto it = thinking.find(name); it != thinking.end()) result.by_thinking.push_back({name, std::move(it->second)});
+  for (auto& [bound, totals] : context) result.by_context.push_back({std::to_string(bound), std::move(totals)});
+  return result;
 }
 
 Result<Page<RoundTree>> read_trees(Database& database, int64_t request, Paging paging) {
@@ -240,9 +329,10 @@ Result<Page<RoundTree>> read_trees(Database& database, int64_t request, Paging p
   return result;
 }
 
-Result<Page<SmokeRun>> read_smoke_runs(Database& database, int64_t id, Paging paging) {
+Result<Page<SmokeRun>> read_smoke_runs(Database& database, int64_t id, int64_t run_id, Paging paging) {
   Where where;
   if (id != 0) where.add("id = ?", {id});
+  if (run_id != 0) where.add("run_id = ?", {run_id});
   auto runs = page<SmokeRun>(database, "smoke_run", where, "id DESC", paging, kNothingMore);
   if (!runs) return runs;
   for (SmokeRun& run : runs->rows) {

@@ -15,8 +15,11 @@ Result<std::vector<ServicePhase>> read_phases(Database& database, int64_t run_id
 Result<Page<RequestRecord>> read_requests(Database& database, const RequestFilter& filter, Paging paging);
 Result<std::optional<RequestRecord>> read_request(Database& database, int64_t id);
 Result<RequestTotals> read_totals(Database& database, const RequestFilter& filter);
+Result<RequestSummary> read_summary(Database& database, const RequestFilter& filter);
+Result<AcceptanceBreakdown> read_acceptance(Database& database, const RequestFilter& filter);
 Result<Page<RoundTree>> read_trees(Database& database, int64_t request, Paging paging);
-Result<Page<SmokeRun>> read_smoke_runs(Database& database, int64_t id, Paging paging);  // id 0: all
+// 0: any
+Result<Page<SmokeRun>> read_smoke_runs(Database& database, int64_t id, int64_t run_id, Paging paging);
 Result<Page<Event>> read_events(Database& database, const EventFilter& filter, Paging paging);
 Result<std::optional<Calibration>> read_calibration(Database& database, const std::string& machine, const std::string& name);
 Result<std::vector<MetricMinute>> read_minutes(Database& database, int64_t from_ms, int64_t to_ms);

@@ -22,6 +22,11 @@ std::string leave_alone(const std::string& path, const std::string& what) {
   return fmt::format("{}: {}; it was left as it is. Give another path with --db", path, what);
 }
 
+// Whose fault is it that a file cannot be opened or made? A disk that is full, read-only or failing may be mended without the user.
+Code code_of(int error) {
+  return error == ENOSPC || error == EDQUOT || error == EROFS || error == EIO ? Code::kStorage : Code::kUnavailable;
+}
+
 Status corrupt(const std::string& path, const std::string& detail) {
   return Status(
       Code::kUnavailable,
@@ -78,9 +83,9 @@ Status OwnerLock::take(const std::string& path) {
   file_ = ::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (file_ < 0) {
     const int error = errno;
-    return Status(Code::kUnavailable, fmt::format("the history cannot be written: {}: {}. Its folder must be writable for this user; give "
-                                                  "another path with --db",
-                                                  name, std::strerror(error)));
+    return Status(code_of(error), fmt::format("the history cannot be written: {}: {}. Its folder must be writable for this user; give "
+                                              "another path with --db",
+                                              name, std::strerror(error)));
   }
   if (flock(file_, LOCK_EX | LOCK_NB) != 0) {
     char owner[32] = {};
@@ -105,8 +110,8 @@ Status make_folder_of(const std::string& path) {
     const int error = errno;
     std::error_code ignored;
     if (std::filesystem::is_directory(at, ignored)) continue;  // EROFS, EACCES come before EEXIST on some file systems
-    return Status(Code::kUnavailable, fmt::format("the folder {} for the history cannot be made: {}; give another path with --db",
-                                                  at.string(), std::strerror(error)));
+    return Status(code_of(error), fmt::format("the folder {} for the history cannot be made: {}; give another path with --db", at.string(),
+                                              std::strerror(error)));
   }
   return {};
 }
@@ -151,7 +156,8 @@ Status inspect(const std::string& path, const std::vector<Migration>& migrations
   for (const auto* result : {&version, &application, &tables}) {
     if (result->ok()) continue;
     if ((*database)->failure() == Failure::kCorrupt) return corrupt(path, result->status().message());
-    return Status(Code::kUnavailable, fmt::format("{}: {}", path, result->status().message()));
+    return Status((*database)->failure() == Failure::kStorage ? Code::kStorage : Code::kUnavailable,
+                  fmt::format("{}: {}", path, result->status().message()));
   }
   if (*application != kApplicationId && (*tables > 0 || *application != 0)) {
     return Status(Code::kUnavailable, leave_alone(path, "this is another program's SQLite database"));
@@ -198,9 +204,11 @@ Status migrate(Database& database, const std::string& path, const std::vector<Mi
       return database.script("COMMIT");
     };
     if (Status status = attempt(); !status.ok()) {
+      const bool storage = database.failure() == Failure::kStorage;
       if (database.in_transaction()) (void)database.script("ROLLBACK");
-      return Status(Code::kUnavailable, fmt::format("{}: migration {} failed and was taken back; the history is still at version {}: {}",
-                                                    path, migrations[i].name, i, status.message()));
+      return Status(storage ? Code::kStorage : Code::kUnavailable,
+                    fmt::format("{}: migration {} failed and was taken back; the history is still at version {}: {}", path,
+                                migrations[i].name, i, status.message()));
     }
   }
   return {};
@@ -211,7 +219,7 @@ Result<std::unique_ptr<Database>> open_and_migrate(const std::string& path, cons
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) {
     const int error = errno;
-    return Status(Code::kUnavailable,
+    return Status(code_of(error),
                   fmt::format("{}: the history cannot be written: {}; give another path with --db", path, std::strerror(error)));
   }
   struct stat info {};
@@ -241,7 +249,8 @@ Result<std::unique_ptr<Database>> open_and_migrate(const std::string& path, cons
   };
   const auto explain = [&](const Status& status) {
     if (database.failure() == Failure::kCorrupt) return corrupt(path, status.message());
-    return Status(Code::kUnavailable, fmt::format("{}: the history cannot be used: {}", path, status.message()));
+    return Status(database.failure() == Failure::kStorage ? Code::kStorage : Code::kUnavailable,
+                  fmt::format("{}: the history cannot be used: {}", path, status.message()));
   };
   if (Status status = set_up(); !status.ok()) return explain(status);
 

@@ -161,9 +161,13 @@ class SqliteStore final : public Store {
     const int64_t id = next(kEvents);
     if (event.run_id == 0) event.run_id = run_id_;
     if (event.at_ms == 0) event.at_ms = now_ms();
+    event.id = id;
+    if (writer_) writer_->remember(event);
     add(Weight::kRow, 1, [event = std::move(event), id](Database& database) { return store::insert(database, "event", event, id); });
     return id;
   }
+
+  std::vector<Event> recent_events() const override { return writer_ ? writer_->recent_events() : std::vector<Event>(); }
 
   int64_t add_calibration(Calibration calibration) override {
     const int64_t id = next(kCalibrations);
@@ -201,15 +205,21 @@ class SqliteStore final : public Store {
   Result<RequestTotals> request_totals(const RequestFilter& filter) override {
     return with_reader<RequestTotals>([&](Database& database) { return store::read_totals(database, filter); });
   }
+  Result<RequestSummary> request_summary(const RequestFilter& filter) override {
+    return with_reader<RequestSummary>([&](Database& database) { return store::read_summary(database, filter); });
+  }
+  Result<AcceptanceBreakdown> acceptance(const RequestFilter& filter) override {
+    return with_reader<AcceptanceBreakdown>([&](Database& database) { return store::read_acceptance(database, filter); });
+  }
   Result<Page<RoundTree>> trees(int64_t request, Paging paging) override {
     return with_reader<Page<RoundTree>>([&](Database& database) { return store::read_trees(database, request, paging); });
   }
-  Result<Page<SmokeRun>> smoke_runs(Paging paging) override {
-    return with_reader<Page<SmokeRun>>([&](Database& database) { return store::read_smoke_runs(database, 0, paging); });
+  Result<Page<SmokeRun>> smoke_runs(Paging paging, int64_t run_id) override {
+    return with_reader<Page<SmokeRun>>([&](Database& database) { return store::read_smoke_runs(database, 0, run_id, paging); });
   }
   Result<std::optional<SmokeRun>> smoke_run(int64_t id) override {
     if (id == 0) return std::optional<SmokeRun>();
-    return with_reader<std::optional<SmokeRun>>([&](Database& database) { return only(store::read_smoke_runs(database, id, {1, 0})); });
+    return with_reader<std::optional<SmokeRun>>([&](Database& database) { return only(store::read_smoke_runs(database, id, 0, {1, 0})); });
   }
   Result<Page<Event>> events(const EventFilter& filter, Paging paging) override {
     return with_reader<Page<Event>>([&](Database& database) { return store::read_events(database, filter, paging); });

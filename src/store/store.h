@@ -6,10 +6,12 @@
 //
 // When the queue is full a caller waits up to StoreOptions::full_wait_ms, then its row is dropped; trees are dropped first and without
 // waiting. While the disk refuses writes (full, read-only) rows wait in the queue and callers never wait. Drops are counted in health()
-// and recorded as an event "store.dropped" once writing works.
+// and recorded as an event "store.dropped" once writing works. "store.unwritable" and "store.writable" tell when the disk refused rows and
+// when it took them again; recent_events() has them, and all other events of this process, also while the disk refuses.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,7 +38,8 @@ struct StoreOptions {
   int32_t full_wait_ms = 50;
   int32_t heartbeat_ms = 2000;  // how often the open run's heartbeat is written
   int32_t prune_seconds = 600;
-  std::vector<Migration> migrations;  // empty: the embedded ones (tests give others)
+  std::function<Status()> before_commit;  // fault injection: an error stands for a disk that refuses. Called on the writer's thread
+  std::vector<Migration> migrations;      // empty: the embedded ones (tests give others)
 };
 
 // Where the store is if --db does not say: $XDG_STATE_HOME/ddtree/ddtree.db; else $STATE_DIRECTORY/ddtree.db (systemd's StateDirectory=;
@@ -46,6 +49,7 @@ Result<std::string> default_store_path();
 struct StoreHealth {
   bool writable = true;                         // false: the last commit failed; rows wait
   std::string message;                          // why not
+  int64_t failing_since_ms = 0;                 // when the first refused commit was; 0 while writable
   int64_t queued = 0;                           // rows waiting
   int64_t written = 0;                          // rows committed since open
   int64_t dropped_rows = 0, dropped_trees = 0;  // since open
@@ -64,7 +68,7 @@ struct Page {
   int64_t total = 0;
 };
 
-enum class RequestSort : uint8_t { kNewest, kOldest, kSlowest, kFirstToken, kTokens, kAcceptance, kSpeed };
+enum class RequestSort : uint8_t { kNewest, kOldest, kSlowest, kFirstToken, kTokens, kAcceptance, kSpeed, kContext };
 // Empty or 0 fields do not filter.
 struct RequestFilter {
   int64_t run_id = 0;
@@ -74,15 +78,43 @@ struct RequestFilter {
   std::optional<bool> stream, thinking;
   std::string client;      // substring
   std::string request_id;  // exact
+  // Prompt and generated tokens together, in [from, to).
+  int64_t context_from = 0, context_to = 0;
   RequestSort sort = RequestSort::kNewest;
+  bool reversed = false;  // the order the other way round
 };
 
 // Sums over the requests that match, for the acceptance charts.
 struct RequestTotals {
   int64_t requests = 0, errors = 0, prompt_tokens = 0, completion_tokens = 0, cached_tokens = 0;
   int64_t rounds = 0, drafted = 0, accepted = 0, nodes_verified = 0, tree_gain = 0;
+  int64_t decoded_tokens = 0;  // generated after the first, which comes from the prompt's pass: ÷ decode_ms is the speed
   double decode_ms = 0;
   std::vector<int64_t> accepted_at, histogram;  // as in RequestRecord
+};
+
+// Nearest-rank percentiles: p90 is the smallest value that at least 90 % of the values do not exceed. Zeros where count is 0.
+struct Percentiles {
+  int64_t count = 0;
+  double p50 = 0, p90 = 0, p95 = 0, p99 = 0;
+};
+// Over the requests that match. Each figure is taken over those that have it: a first token; a duration; more than one token; rounds of
+// speculation (mode not NONE).
+struct RequestSummary {
+  RequestTotals totals;
+  Percentiles first_token_ms, total_ms, tokens_per_second, tokens_per_round;
+};
+
+// Acceptance of the requests that match and made rounds. Everything but by_mode leaves out mode NONE, which has nothing to accept.
+struct AcceptanceGroup {
+  std::string name;  // by_mode: the mode; by_thinking: "on", "off", "unknown"; by_context: the bound below, as text
+  RequestTotals totals;
+};
+struct AcceptanceBreakdown {
+  RequestTotals speculative;
+  // by_context: tokens of prompt and answer in buckets [2^k, 2^(k+1)) from 256 on, smaller ones together; name is the upper bound
+  // (not included). Groups without requests are left out.
+  std::vector<AcceptanceGroup> by_mode, by_thinking, by_context;
 };
 
 struct EventFilter {
@@ -98,6 +130,7 @@ class Store {
   // untouched and a message that says what to do: a newer schema, a corrupt file, a file that is not ours, a folder that cannot be
   // written, a store that another ddtree has open (kTemporary; the others kUnavailable). Runs left open by a crash are marked ended.
   static Result<std::unique_ptr<Store>> open(const std::string& path, StoreOptions options = {});
+  // A disk that is full, read-only or failing is kStorage: the same call may work later.
   // Read-only, beside a server that has it open: add functions drop and count. Refuses another schema version than this program's.
   static Result<std::unique_ptr<Store>> open_read_only(const std::string& path, StoreOptions options = {});
   virtual ~Store() = default;  // commits what is queued
@@ -119,6 +152,8 @@ class Store {
   virtual int64_t add_request(RequestRecord request, std::vector<RoundTree> trees = {}) = 0;
   virtual int64_t add_smoke_run(SmokeRun run) = 0;  // with its checks
   virtual int64_t add_event(Event event) = 0;
+  // The last events (64) that this process added, newest first, written or not.
+  virtual std::vector<Event> recent_events() const = 0;
   virtual int64_t add_calibration(Calibration calibration) = 0;
   virtual void put_metric_minute(MetricMinute minute) = 0;  // replaces the row of the same minute and run
 
@@ -129,8 +164,11 @@ class Store {
   virtual Result<Page<RequestRecord>> requests(const RequestFilter& filter, Paging paging) = 0;
   virtual Result<std::optional<RequestRecord>> request(int64_t id) = 0;
   virtual Result<RequestTotals> request_totals(const RequestFilter& filter) = 0;
+  virtual Result<RequestSummary> request_summary(const RequestFilter& filter) = 0;
+  virtual Result<AcceptanceBreakdown> acceptance(const RequestFilter& filter) = 0;
   virtual Result<Page<RoundTree>> trees(int64_t request, Paging paging) = 0;  // by round
-  virtual Result<Page<SmokeRun>> smoke_runs(Paging paging) = 0;               // newest first, with their checks
+  // Newest first, with their checks. run_id 0: of all runs and of none.
+  virtual Result<Page<SmokeRun>> smoke_runs(Paging paging, int64_t run_id = 0) = 0;
   virtual Result<std::optional<SmokeRun>> smoke_run(int64_t id) = 0;
   virtual Result<Page<Event>> events(const EventFilter& filter, Paging paging) = 0;  // newest first
   virtual Result<std::optional<Calibration>> latest_calibration(const std::string& machine, const std::string& name) = 0;

@@ -12,8 +12,10 @@
 namespace ddtree::store {
 namespace {
 
-constexpr size_t kBatchJobs = 2048;    // of one transaction
-constexpr int kRetryMs = 1000;         // after a failed commit
+constexpr size_t kBatchJobs = 2048;  // of one transaction
+constexpr int kRetryMs = 1000;       // after a failed commit
+constexpr size_t kRecentEvents = 64;
+constexpr size_t kUntoldEvents = 16;   // a disk that comes and goes must not fill the memory
 constexpr int64_t kReportMs = 10'000;  // between two "store.dropped" events
 
 }  // namespace
@@ -74,6 +76,26 @@ void Writer::set_run(int64_t run_id) {
   run_id_ = run_id;
 }
 
+void Writer::remember(const Event& event) {
+  std::lock_guard lock(mutex_);
+  recent_.push_front(event);
+  if (recent_.size() > kRecentEvents) recent_.pop_back();
+}
+
+std::vector<Event> Writer::recent_events() const {
+  std::lock_guard lock(mutex_);
+  return {recent_.begin(), recent_.end()};
+}
+
+void Writer::tell(Severity severity, const char* kind, std::string message) {
+  Event event;
+  event.id = event_ids_->fetch_add(1);
+  event.run_id = run_id_, event.at_ms = now_ms(), event.severity = severity, event.kind = kind, event.message = std::move(message);
+  recent_.push_front(event);
+  if (recent_.size() > kRecentEvents) recent_.pop_back();
+  if (untold_.size() < kUntoldEvents) untold_.push_back(std::move(event));
+}
+
 StoreHealth Writer::health() const {
   StoreHealth health;
   {
@@ -102,7 +124,7 @@ void Writer::loop() {
       if (!queue_.empty()) wait = oldest_ms_ + options_.commit_ms - now;
       // The clock may be set back: never sleep longer than one period.
       wait = std::min<int64_t>(wait, queue_.empty() ? 1000 : options_.commit_ms);
-      if (wait <= 0 || prune_more_ || report_drops_due()) break;
+      if (wait <= 0 || prune_more_ || report_drops_due() || !untold_.empty()) break;
       if (run_id_ != 0 && now - last_heartbeat_ms_ >= options_.heartbeat_ms) break;
       if (now - last_prune_ms_ >= int64_t{options_.prune_seconds} * 1000) break;
       work_.wait_for(lock, std::chrono::milliseconds(wait));
@@ -111,10 +133,10 @@ void Writer::loop() {
     while (!queue_.empty() && batch.size() < kBatchJobs) batch.push_back(std::move(queue_.front())), queue_.pop_front();
     oldest_ms_ = now_ms();
     const bool heartbeat = run_id_ != 0 && now_ms() - last_heartbeat_ms_ >= options_.heartbeat_ms;
-    const bool leaving = stop_ && queue_.empty() && batch.empty() && !report_drops_due();
+    const bool leaving = stop_ && queue_.empty() && batch.empty() && !report_drops_due() && untold_.empty();
     if (leaving) return;
 
-    if (!batch.empty() || heartbeat || report_drops_due()) {
+    if (!batch.empty() || heartbeat || report_drops_due() || !untold_.empty()) {
       lock.unlock();
       bool written = commit(batch);
       while (!written) {
@@ -152,11 +174,14 @@ void Writer::loop() {
 
 Status Writer::write(const std::vector<Job>& batch, int64_t* written, int64_t* left_out, int64_t* left_out_trees) {
   int64_t run_id = 0, drops = 0;
+  std::vector<Event> untold;
   {
     std::lock_guard lock(mutex_);
     run_id = run_id_;
+    untold = untold_;
     if (report_drops_due()) drops = health_.dropped_rows + health_.dropped_trees - reported_drops_;
   }
+  if (options_.before_commit) DDTREE_RETURN_IF_ERROR(options_.before_commit());
   DDTREE_RETURN_IF_ERROR(database_->script("BEGIN IMMEDIATE"));
   bool trees = false;
   for (const Job& job : batch) {
@@ -171,6 +196,7 @@ Status Writer::write(const std::vector<Job>& batch, int64_t* written, int64_t* l
     log::error("history: a row was left out: {}", status.message());
     *(job.weight == Weight::kTrees ? left_out_trees : left_out) += job.rows;
   }
+  for (const Event& event : untold) DDTREE_RETURN_IF_ERROR(insert(*database_, "event", event, event.id));
   if (trees) DDTREE_RETURN_IF_ERROR(prune_trees(*database_, options_));
   const int64_t now = now_ms();
   if (drops > 0) {
@@ -184,6 +210,7 @@ Status Writer::write(const std::vector<Job>& batch, int64_t* written, int64_t* l
   DDTREE_RETURN_IF_ERROR(database_->script("COMMIT"));
   last_heartbeat_ms_ = now;
   std::lock_guard lock(mutex_);
+  untold_.erase(untold_.begin(), untold_.begin() + static_cast<std::ptrdiff_t>(untold.size()));
   if (drops > 0) reported_drops_ += drops, last_report_ms_ = now;
   return {};
 }
@@ -194,14 +221,23 @@ bool Writer::commit(const std::vector<Job>& batch) {
   if (!status.ok() && database_->in_transaction()) (void)database_->script("ROLLBACK");
   std::lock_guard lock(mutex_);
   if (!status.ok()) {
-    if (health_.writable) log::error("history: cannot be written, rows wait: {}", status.message());
+    if (health_.writable) {
+      log::error("history: cannot be written, rows wait: {}", status.message());
+      health_.failing_since_ms = now_ms();
+      tell(Severity::kError, "store.unwritable", "the history cannot be written, rows wait in memory: " + status.message());
+    }
     health_.writable = false;
     health_.message = status.message();
     room_.notify_all();
     return false;
   }
-  if (!health_.writable) log::info("history: writing works again");
+  if (!health_.writable) {
+    const double seconds = static_cast<double>(now_ms() - health_.failing_since_ms) / 1000;
+    log::info("history: writing works again after {:.0f} s", seconds);
+    tell(Severity::kInfo, "store.writable", fmt::format("the history can be written again, after {:.0f} s", seconds));
+  }
   health_.writable = true;
+  health_.failing_since_ms = 0;
   health_.message.clear();
   health_.written += written;
   health_.dropped_rows += left_out;

@@ -35,6 +35,8 @@ class Writer {
   bool add(Weight weight, int rows, Apply apply);
   Status flush(double seconds);
   void set_run(int64_t run_id);  // whose heartbeat to keep; 0: none
+  void remember(const Event& event);
+  std::vector<Event> recent_events() const;  // remembered ones and the writer's own, newest first
   StoreHealth health() const;
 
  private:
@@ -48,6 +50,8 @@ class Writer {
   bool commit(const std::vector<Job>& batch);
   Status write(const std::vector<Job>& batch, int64_t* written, int64_t* left_out, int64_t* left_out_trees);
   bool report_drops_due() const;  // mutex_ held
+  // An event of the writer's own: remembered now, written with the next commit that works. mutex_ held.
+  void tell(Severity severity, const char* kind, std::string message);
   void prune();
 
   const std::string path_;
@@ -66,6 +70,8 @@ class Writer {
   int64_t run_id_ = 0;
   StoreHealth health_;
   int64_t reported_drops_ = 0, last_report_ms_ = 0;
+  std::deque<Event> recent_;   // newest first
+  std::vector<Event> untold_;  // own events that no commit has taken yet
 
   int64_t last_heartbeat_ms_ = 0, last_prune_ms_ = 0;  // the thread's own
   bool prune_more_ = false;
