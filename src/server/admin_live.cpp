@@ -70,6 +70,14 @@ Json live_json(const LiveRequest& r) {
               {"mode", mode_name(r.mode)}};
 }
 
+Json ladder_json(const LadderState& ladder) {
+  return Json{{"step", ladder.step},
+              {"mode", mode_name(ladder.most)},
+              {"since_ms", ladder.since_ms ? Json(ladder.since_ms) : Json()},
+              {"reason", ladder.reason},
+              {"steps", ladder.steps}};
+}
+
 Json store_json(Store& store) {
   const StoreHealth health = store.health();
   return Json{{"path", store.path()},
@@ -107,6 +115,7 @@ Json status_json(Admin& admin) {
                              {"progress", phase.progress >= 0 ? Json(phase.progress) : Json()}}},
               {"model", serving ? model_json(serving->info) : Json()},
               {"engine", engine_json(admin.since_ready(), options)},
+              {"ladder", ladder_json(service.ladder())},
               {"live", std::move(live)},
               {"smoke", std::move(smoke)},
               {"smoke_running", smoke_running_json(admin)},

@@ -56,6 +56,7 @@ struct Service::Impl {
 
   mutable std::mutex mutex;  // of what follows
   std::shared_ptr<const Serving> serving;
+  std::optional<Ladder> ladder;
   std::vector<LiveRequest> live;                            // oldest first
   std::deque<std::shared_ptr<const RecentRequest>> recent;  // newest first
   MinuteRecorder minutes;
@@ -148,6 +149,7 @@ Status Service::load() {
   {
     std::lock_guard lock(m.mutex);
     m.serving = *loaded;
+    m.ladder.emplace(m.options.engine.mode, Ladder::Limits(), 0, now_ms());
   }
   if (m.store) {
     Json devices{{"backend", "cpu"}, {"cores", std::thread::hardware_concurrency()}};
@@ -265,6 +267,15 @@ void Service::close(int exit_code, const std::string& reason) {
 std::shared_ptr<const Serving> Service::serving() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->serving;
+}
+
+LadderState Service::ladder() const {
+  std::lock_guard lock(impl_->mutex);
+  if (impl_->ladder) return impl_->ladder->state();
+  LadderState none;
+  none.step = mode_name(impl_->options.engine.mode);
+  none.most = impl_->options.engine.mode;
+  return none;
 }
 
 bool Service::ready() const { return impl_->phases.state().serving(); }

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "engine/engine.h"
+#include "health/ladder.h"
 #include "model/spec.h"
 
 namespace ddtree {
@@ -141,6 +142,9 @@ class Service {
   // Runs the smoke suite now, beside the traffic; one at a time (kTemporary while one runs). Stores and returns nothing: the result is the
   // store's newest smoke run. kEngineFault where a check failed (the service is degraded then).
   Status run_smoke_now();
+
+  // Where the fault ladder stands. At the top, and without steps, until the engine is there.
+  LadderState ladder() const;
 
   // Bookkeeping of requests, called by generation.cpp.
   void request_started(const LiveRequest& request);
