@@ -9,20 +9,19 @@ cd "$(dirname "$0")/.."
 keep=no folder=
 for a in "$@"; do case "$a" in --keep) keep=yes ;; --help | -h) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;; *) folder=$a ;; esac; done
 [ "$(id -u)" = 0 ] || { echo "fresh-root: needs root" >&2; exit 64; }
-command -v debootstrap >/dev/null || { echo "fresh-root: needs the package debootstrap" >&2; exit 69; }
 [ -n "$folder" ] || folder=$(mktemp -d /var/tmp/ddtree-fresh.XXXXXX)
-mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v -e security | head -1)
 cleanup() {
   for m in proc sys dev/shm dev; do umount -l "$folder/root/$m" 2>/dev/null || true; done
   [ $keep = yes ] || rm -rf "$folder"
 }
 trap cleanup EXIT
 mkdir -p "$folder"
-debootstrap --variant=minbase --include=git,ca-certificates bookworm "$folder/root" "$mirror" >"$folder/debootstrap.log" 2>&1 || { tail "$folder/debootstrap.log" >&2; exit 1; }
+packaging/minimal-root.sh "$folder/root" git,ca-certificates
 # What any machine has: its resolver, its proxy and apt settings if there are any, and npm's.
 cp -L /etc/resolv.conf "$folder/root/etc/" 2>/dev/null || true
 cp -rL /etc/apt/apt.conf.d/. "$folder/root/etc/apt/apt.conf.d/" 2>/dev/null || true
-for f in /etc/ssl/certs/ca-certificates.crt; do [ -f $f ] && cp -L $f "$folder/root$f"; done
+bundle=/etc/ssl/certs/ca-certificates.crt
+if [ -f $bundle ]; then cp -L $bundle "$folder/root$bundle"; fi
 for f in /root/.npmrc /etc/npmrc; do [ -f $f ] && cp -L $f "$folder/root/root/.npmrc"; done
 mount -t proc proc "$folder/root/proc"
 mount -t sysfs sys "$folder/root/sys" || true

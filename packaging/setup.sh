@@ -20,7 +20,8 @@ as_root() { if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; t
 
 build_packages="g++ cmake ninja-build ccache make git ca-certificates dpkg-dev python3 nlohmann-json3-dev libsqlite3-dev libspdlog-dev libfmt-dev \
 libpcre2-dev libutf8proc-dev libcli11-dev nodejs npm"
-test_packages="$build_packages chromium clang-format clang-tidy curl procps fonts-dejavu-core python3-jinja2"
+test_packages="$build_packages chromium clang-format clang-tidy curl procps fonts-dejavu-core python3-jinja2 \
+systemd debootstrap shellcheck man-db"
 
 stamp=$deps/stamp.$what
 want=$({ cat packaging/setup.sh web/package-lock.json tests/clients/package-lock.json tests/web/package-lock.json 2>/dev/null || true; } | sha256sum | cut -d" " -f1)
@@ -54,7 +55,7 @@ newer_suite() {  # newer_suite SUITE TYPE COMMAND… : runs apt-get COMMAND with
   [ -n "$mirror" ] || die "apt names no mirror (is there a 'deb' line in /etc/apt/sources.list?)"
   echo "$kind [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$root/sources/$suite.list"
   local options=(-qq -o Dir::Etc::sourcelist=/dev/null -o "Dir::Etc::sourceparts=$root/sources" -o "Dir::State::Lists=$root/lists" -o "Dir::Cache=$root/cache" -o APT::Sandbox::User=root)
-  [ -n "$(ls "$root/lists" | grep -v partial || true)" ] || apt-get "${options[@]}" update
+  [ -n "$(find "$root/lists" -type f -print -quit)" ] || apt-get "${options[@]}" update
   (cd "$root" && apt-get "${options[@]}" "$@")
 }
 

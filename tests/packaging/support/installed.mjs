@@ -1,0 +1,92 @@
+// What a .deb holds, unpacked without installing, and a start of its unit as systemd would make it. Not a test file.
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { cpSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join, resolve } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { binary, eventually } from '../../api/support/server.mjs';
+import { command, environmentFile, parseUnit, value, values } from './unit.mjs';
+
+export const top = resolve(dirname(fileURLToPath(import.meta.url)), '../../..');
+
+export function run(program, args, options = {}) {
+  const r = spawnSync(program, args, { encoding: 'utf8', maxBuffer: 1 << 26, ...options });
+  if (r.error) throw new Error(`${program}: ${r.error.message} (packaging/setup.sh test installs it)`);
+  return { status: r.status, text: r.stdout + r.stderr, out: r.stdout };
+}
+
+// The package of the executable that the other tests use too; FOLDER gets a .deb and a tarball.
+export function makePackage(folder, ...options) {
+  const r = run(join(top, 'packaging/package.sh'), ['--fast', '--binary', binary, '--out', folder, ...options], { cwd: top });
+  if (r.status !== 0) throw new Error(`package.sh: exit ${r.status}\n${r.text}`);
+  const find = (end) => join(folder, readdirSync(folder).find((f) => f.endsWith(end)));
+  return { deb: find('.deb'), tarball: find('.tar.gz') };
+}
+
+export function scratch(t) {
+  const folder = mkdtempSync(join(tmpdir(), 'ddtree-packaging-'));
+  t.after(() => rmSync(folder, { recursive: true, force: true }));
+  return folder;
+}
+
+// systemd's side of the notification socket. Node has no AF_UNIX datagrams; Python is part of every build machine.
+export async function listenNotify(t, path) {
+  const script = 'import os,socket,sys\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\ns.bind(sys.argv[1])\nos.chmod(sys.argv[1],0o666)\nprint("bound",flush=True)\nwhile True:\n  print(s.recv(4096).decode(),flush=True)\n';
+  const child = spawn('python3', ['-c', script, path], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const heard = { text: '', get lines() { return this.text.split('\n'); }, said(line) { return this.lines.includes(line); } };
+  child.stdout.on('data', (d) => { heard.text += d; });
+  t.after(() => child.kill());
+  await eventually('the listener is bound', () => heard.text.includes('bound'));
+  return heard;
+}
+
+// A unit of an unpacked package, started with this text as its environment file: the argv that systemd would make of
+// ExecStart=, with the executable from `root`. Knows nothing of the sandbox: see lifecycle.mjs.
+export class StartedUnit {
+  static async start(t, root, settings) {
+    const s = new StartedUnit();
+    const folder = scratch(t);
+    s.unit = parseUnit(readFileSync(join(root, 'usr/lib/systemd/system/ddtree.service'), 'utf8'));
+    const environment = environmentFile(settings);
+    const [program, ...args] = command(s.unit, environment);
+    if (value(s.unit, 'Service', 'StateDirectory') !== '%N') throw new Error('StateDirectory= is not %N any more: teach this file');
+    mkdirSync(join(folder, 'state'));
+    s.heard = await listenNotify(t, join(folder, 'notify'));
+    const watchdog = values(s.unit, 'Service', 'WatchdogSec').length ? { WATCHDOG_USEC: '2000000' } : {};
+    s.child = spawn(join(root, program), args, {
+      env: { PATH: '/usr/bin:/bin', ...environment, ...watchdog, NOTIFY_SOCKET: join(folder, 'notify'), STATE_DIRECTORY: join(folder, 'state') },
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
+    s.log = '';
+    for (const pipe of [s.child.stdout, s.child.stderr]) pipe.on('data', (d) => { s.log += d; });
+    s.exited = once(s.child, 'exit').then(([code, signal]) => { s.end = signal ? { signal } : { code }; return s.end; });
+    t.after(() => s.child.kill('SIGKILL'));
+    return s;
+  }
+
+  get ready() { return this.heard.said('READY=1'); }
+
+  async untilReady() {
+    await eventually('READY=1', () => {
+      if (this.end) throw new Error(`the server ended with ${JSON.stringify(this.end)}:\n${this.log}`);
+      return this.ready;
+    }, 240);
+  }
+
+  // A hang is a failure; how long an end takes is not judged.
+  async untilEnd() {
+    await eventually('the server ends', () => this.end, 240);
+    return this.end;
+  }
+}
+
+// The demo pair's drafter in a folder of its own, with its config changed.
+export function drafterWith(folder, change) {
+  cpSync(join(top, 'models/tiny/draft'), folder, { recursive: true });
+  const path = join(folder, 'config.json');
+  const config = JSON.parse(readFileSync(path, 'utf8'));
+  change(config);
+  writeFileSync(path, JSON.stringify(config));
+  return folder;
+}
