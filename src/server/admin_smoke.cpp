@@ -69,6 +69,12 @@ Json smoke_json(const SmokeRun& run) {
                           {"ms", c.ms},
                           {"message", c.message}});
   }
+  Json before;
+  if (run.before_runs > 0) {
+    before = Json{{"runs", run.before_runs},
+                  {"tokens_per_second", run.before_tokens_per_second > 0 ? Json(run.before_tokens_per_second) : Json()},
+                  {"tokens_per_round", run.before_acceptance > 0 ? Json(run.before_acceptance) : Json()}};
+  }
   return Json{{"id", run.id},
               {"run_id", run.run_id},
               {"trigger", run.trigger},
@@ -77,9 +83,15 @@ Json smoke_json(const SmokeRun& run) {
               {"verdict", run.verdict},
               {"version", run.version},
               {"model", run.model},
+              {"drafter", run.drafter},
+              {"subject", run.subject},
+              {"mode", run.mode},
+              {"previous_version", run.previous_version.empty() ? Json() : Json(run.previous_version)},
               {"message", run.message},
+              {"warning", run.warning},
               {"tokens_per_second", run.tokens_per_second > 0 ? Json(run.tokens_per_second) : Json()},
               {"tokens_per_round", run.acceptance > 0 ? Json(run.acceptance) : Json()},
+              {"before", std::move(before)},
               {"checks", std::move(checks)}};
 }
 

@@ -41,6 +41,9 @@ void columns(SmokeRun& r, F&& f) {
       f("verdict", r.verdict);
   f("version", r.version), f("model", r.model), f("drafter", r.drafter), f("message", r.message);
   f("tokens_per_second", r.tokens_per_second), f("acceptance", r.acceptance);
+  f("subject", r.subject), f("mode", r.mode), f("warning", r.warning), f("previous_version", r.previous_version);
+  f("before_runs", r.before_runs), f("before_tokens_per_second", r.before_tokens_per_second);
+  f("before_acceptance", r.before_acceptance);
 }
 template <class F>
 void columns(SmokeCheck& r, F&& f) {

@@ -86,7 +86,7 @@ struct SmokeCheck {
   int64_t id = 0, smoke_id = 0;
   int32_t position = 0;    // order within the run
   std::string name, mode;  // mode empty where it does not apply
-  std::string verdict;     // "pass", "fail", "skip"
+  std::string verdict;     // "pass", "fail", "skip", "warn" (worth knowing, no reason to refuse service)
   std::string input_id;    // which fixed prompt; empty: none
   std::string output;      // what the model wrote (to our own prompt: kept without store_text too)
   double figure = 0;
@@ -98,12 +98,19 @@ struct SmokeCheck {
 struct SmokeRun {
   int64_t id = 0, run_id = 0;  // run_id 0: not inside a server (`ddtree smoke`)
   int64_t started_ms = 0, finished_ms = 0;
-  std::string trigger;  // "start", "dashboard", "command"
+  std::string trigger;  // "start", "upgrade" (a start, the first of another version), "dashboard", "command"
   std::string verdict;  // "pass", "fail", "skipped"
   std::string version, model, drafter;
+  std::string subject;           // "": an engine in this program; else the URL of the server that was asked
+  std::string mode;              // configured speculation; "" where it is not known
+  std::string previous_version;  // trigger "upgrade": the version that ran before
   std::string message;           // one sentence: why it failed or was skipped
   double tokens_per_second = 0;  // decode, configured mode
   double acceptance = 0;         // mean tokens a round, configured mode
+  std::string warning;           // verdict "pass" all the same: slower than before, or something lost that worked before
+  // Medians of the earlier runs that it was compared with; 0 runs: there were none to compare with.
+  int32_t before_runs = 0;
+  double before_tokens_per_second = 0, before_acceptance = 0;
   std::vector<SmokeCheck> checks;
 };
 

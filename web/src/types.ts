@@ -81,7 +81,7 @@ export interface SmokeCheck {
   name: string;
   what: string; // one line: what the check is for
   mode: string;
-  verdict: "pass" | "fail" | "skip";
+  verdict: "pass" | "fail" | "skip" | "warn";
   input_id: string;
   output: string;
   figure: number | null;
@@ -99,9 +99,15 @@ export interface SmokeRun {
   verdict: "pass" | "fail" | "skipped";
   version: string;
   model: string;
+  drafter: string;
+  subject: string; // "": this program's own engine; else the URL of the server that was asked
+  mode: string; // configured speculation; "" where not known
+  previous_version: string | null; // trigger "upgrade": the version that ran before
   message: string;
+  warning: string; // passed all the same, but slower than before or without something that worked before
   tokens_per_second: number | null;
   tokens_per_round: number | null;
+  before: { runs: number; tokens_per_second: number | null; tokens_per_round: number | null } | null; // medians of the earlier runs compared with
   checks: SmokeCheck[];
 }
 

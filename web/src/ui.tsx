@@ -85,7 +85,7 @@ export function verdictTone(verdict: string): Tone {
   return verdict === "pass" ? "good" : verdict === "fail" ? "bad" : verdict === "warn" ? "warn" : "";
 }
 
-export const verdictWord = (verdict: string) => ({ pass: "passed", fail: "failed", skip: "skipped" })[verdict] ?? verdict;
+export const verdictWord = (verdict: string) => ({ pass: "passed", fail: "failed", skip: "skipped", warn: "warning" })[verdict] ?? verdict;
 
 export function phaseTone(word: string): Tone {
   if (word === "ready") return "good";

@@ -6,8 +6,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <csignal>
+#include <filesystem>
 #include <functional>
 #include <thread>
 
@@ -51,8 +53,18 @@ Status refused(const std::string& path, StoreOptions options = {}) {
 }
 
 const Migration kFirst{"0001_a.sql", "CREATE TABLE a (x INTEGER) STRICT; INSERT INTO a VALUES (1);"};
-// The tables that Store reads when it opens.
-Migration real_first() { return {"0001_history.sql", read_file(DDTREE_SOURCE_DIR "/migrations/0001_history.sql")}; }
+// The program's own migrations, then these.
+std::vector<Migration> real_and(const std::vector<std::pair<std::string, std::string>>& more = {}) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& file : std::filesystem::directory_iterator(DDTREE_SOURCE_DIR "/migrations"))
+    if (file.path().extension() == ".sql") files.push_back(file.path());
+  std::sort(files.begin(), files.end());
+  std::vector<Migration> all;
+  for (const auto& file : files) all.push_back({file.filename().string(), read_file(file.string())});
+  for (const auto& [name, sql] : more) all.push_back({fmt::format("{:04}_{}", all.size() + 1, name), sql});
+  return all;
+}
+const int64_t kReal = static_cast<int64_t>(real_and().size());
 
 void make_history(const std::string& path) {
   auto history = Store::open(path);
@@ -67,13 +79,14 @@ TEST_CASE("a newer schema is refused untouched, with both versions") {
   TemporaryFolder folder;
   const std::string path = folder / "ddtree.db";
   StoreOptions newer;
-  newer.migrations = {
-      real_first(), {"0002_more.sql", "CREATE TABLE more (x INTEGER) STRICT;"}, {"0003_most.sql", "CREATE TABLE most (x INTEGER) STRICT;"}};
+  newer.migrations =
+      real_and({{"more.sql", "CREATE TABLE more (x INTEGER) STRICT;"}, {"most.sql", "CREATE TABLE most (x INTEGER) STRICT;"}});
+  const std::string theirs = fmt::format("version {}", kReal + 2), ours = fmt::format("up to {}", kReal);
   REQUIRE(Store::open(path, newer).ok());
-  CHECK(mentions(refused(path), {path.c_str(), "version 3", "up to 1", "newer", "--db"}));
+  CHECK(mentions(refused(path), {path.c_str(), theirs.c_str(), ours.c_str(), "newer", "--db"}));
   auto reader = Store::open_read_only(path);
   REQUIRE_FALSE(reader.ok());
-  CHECK(mentions(reader.status(), {"version 3"}));
+  CHECK(mentions(reader.status(), {theirs.c_str()}));
 
   // The same where a crash left the newer version in the WAL only.
   const std::string crashed = folder / "crashed.db";
@@ -86,7 +99,7 @@ TEST_CASE("a newer schema is refused untouched, with both versions") {
   REQUIRE(std::filesystem::exists(crashed + "-wal"));
   const std::string wal = read_file(crashed + "-wal");
   REQUIRE(wal.size() > 1000);
-  CHECK(mentions(refused(crashed), {"version 3", "up to 1"}));
+  CHECK(mentions(refused(crashed), {theirs.c_str(), ours.c_str()}));
   CHECK(read_file(crashed + "-wal") == wal);
 }
 
@@ -95,7 +108,7 @@ TEST_CASE("an older schema is brought up to date and keeps its rows") {
   const std::string path = folder / "ddtree.db";
   make_history(path);
   StoreOptions newer;
-  newer.migrations = {real_first(), {"0002_more.sql", "ALTER TABLE request ADD COLUMN more TEXT NOT NULL DEFAULT 'x';"}};
+  newer.migrations = real_and({{"more.sql", "ALTER TABLE request ADD COLUMN more TEXT NOT NULL DEFAULT 'x';"}});
   auto history = Store::open(path, newer);
   INFO(history.status().message());
   REQUIRE(history.ok());
@@ -104,8 +117,8 @@ TEST_CASE("an older schema is brought up to date and keeps its rows") {
   auto reader = store::Database::open(path, store::Access::kReadOnly, 1000);
   REQUIRE(reader.ok());
   CHECK(*(*reader)->integer("SELECT count(*) FROM request WHERE more = 'x'") == 300);
-  CHECK(*(*reader)->integer("PRAGMA user_version") == 2);
-  CHECK(*(*reader)->integer("SELECT count(*) FROM schema_migration") == 2);
+  CHECK(*(*reader)->integer("PRAGMA user_version") == kReal + 1);
+  CHECK(*(*reader)->integer("SELECT count(*) FROM schema_migration") == kReal + 1);
 }
 
 TEST_CASE("a migration that fails half-way is taken back whole") {
@@ -113,28 +126,27 @@ TEST_CASE("a migration that fails half-way is taken back whole") {
   const std::string path = folder / "ddtree.db";
   make_history(path);
   StoreOptions broken;
-  broken.migrations = {real_first(),
-                       {"0002_good.sql", "CREATE TABLE good (x INTEGER) STRICT;"},
-                       {"0003_bad.sql", "CREATE TABLE half (x INTEGER) STRICT; DELETE FROM request; INSERT INTO nowhere VALUES (1);"}};
+  broken.migrations = real_and({{"good.sql", "CREATE TABLE good (x INTEGER) STRICT;"},
+                                {"bad.sql", "CREATE TABLE half (x INTEGER) STRICT; DELETE FROM request; INSERT INTO nowhere VALUES (1);"}});
   auto opened = Store::open(path, broken);
   REQUIRE_FALSE(opened.ok());
-  CHECK(mentions(opened.status(), {"0003_bad.sql", "version 2", "nowhere"}));
+  CHECK(mentions(opened.status(), {"_bad.sql", fmt::format("version {}", kReal + 1).c_str(), "nowhere"}));
   {
     auto reader = store::Database::open(path, store::Access::kReadOnly, 1000);
     REQUIRE(reader.ok());
-    CHECK(*(*reader)->integer("PRAGMA user_version") == 2);
+    CHECK(*(*reader)->integer("PRAGMA user_version") == kReal + 1);
     CHECK(*(*reader)->integer("SELECT count(*) FROM sqlite_master WHERE name = 'good'") == 1);
     CHECK(*(*reader)->integer("SELECT count(*) FROM sqlite_master WHERE name = 'half'") == 0);
     CHECK(*(*reader)->integer("SELECT count(*) FROM request") == 300);
   }
-  broken.migrations[2].sql = "CREATE TABLE half (x INTEGER) STRICT;";
+  broken.migrations.back().sql = "CREATE TABLE half (x INTEGER) STRICT;";
   CHECK(Store::open(path, broken).ok());
 
   StoreOptions ends;
-  ends.migrations = {real_first(), {"0002_ends.sql", "CREATE TABLE early (x INTEGER); COMMIT;"}};
+  ends.migrations = real_and({{"ends.sql", "CREATE TABLE early (x INTEGER); COMMIT;"}});
   auto sneaky = Store::open(folder / "other.db", ends);
   REQUIRE_FALSE(sneaky.ok());
-  CHECK(mentions(sneaky.status(), {"0002_ends.sql", "transaction"}));
+  CHECK(mentions(sneaky.status(), {"_ends.sql", "transaction"}));
 }
 
 TEST_CASE("an edited migration and gaps in their numbers are refused") {
@@ -142,7 +154,7 @@ TEST_CASE("an edited migration and gaps in their numbers are refused") {
   const std::string path = folder / "ddtree.db";
   make_history(path);
   StoreOptions edited;
-  edited.migrations = {real_first()};
+  edited.migrations = real_and();
   edited.migrations[0].sql += "\n-- an afterthought\n";
   CHECK(mentions(refused(path, edited), {"0001_history.sql", "differs"}));
   StoreOptions gap;

@@ -131,7 +131,7 @@ function OtherRun({ id, now }: { id: number; now: number }) {
 }
 
 function RunPanel({ run, now }: { run: SmokeRun; now: number }) {
-  const counts = { pass: 0, fail: 0, skip: 0 };
+  const counts = { pass: 0, fail: 0, skip: 0, warn: 0 };
   for (const check of run.checks) counts[check.verdict]++;
   return (
     <div class="stack">
@@ -140,13 +140,25 @@ function RunPanel({ run, now }: { run: SmokeRun; now: number }) {
         aside={<Badge tone={verdictTone(run.verdict)}>{verdictWord(run.verdict)}</Badge>}
       >
         {run.message && <p class="soft">{run.message}</p>}
+        {run.warning && (
+          <p>
+            <Badge tone="warn">{run.warning}</Badge>
+          </p>
+        )}
         <Facts
           items={[
-            ["Checks", `${counts.pass} passed, ${counts.fail} failed, ${counts.skip} skipped`],
+            ["Checks", `${counts.pass} passed, ${counts.fail} failed, ${counts.skip} skipped${counts.warn ? `, ${counts.warn} with a warning` : ""}`],
             ["When", ago(run.started, now)],
-            ["Trigger", run.trigger],
+            ["Trigger", run.previous_version ? `${run.trigger} from ${run.previous_version}` : run.trigger],
             ["Version", run.version],
             ["Model", run.model],
+            ["Asked", run.subject || "its own engine"],
+            [
+              "Before",
+              run.before
+                ? `${rate(run.before.tokens_per_second)} tok/s, ${fixed(run.before.tokens_per_round, 2)} tokens a round (median of ${run.before.runs})`
+                : "no earlier run to compare with",
+            ],
             ["Start", run.run_id ? <a href={href(["history", run.run_id])}>number {run.run_id}</a> : "by hand"],
           ]}
         />
@@ -179,7 +191,8 @@ function groups(checks: SmokeCheck[]): SmokeCheck[][] {
 
 function CheckGroup({ checks }: { checks: SmokeCheck[] }) {
   const first = checks[0]!;
-  const verdict = checks.some((c) => c.verdict === "fail") ? "fail" : checks.every((c) => c.verdict === "skip") ? "skip" : "pass";
+  const some = (verdict: string) => checks.some((c) => c.verdict === verdict);
+  const verdict = some("fail") ? "fail" : some("warn") ? "warn" : checks.every((c) => c.verdict === "skip") ? "skip" : "pass";
   return (
     <section class="check-group">
       <h3>
