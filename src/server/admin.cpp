@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "server/admin_parts.h"
+#include "server/history_keeper.h"
 
 namespace ddtree {
 
@@ -35,6 +36,17 @@ void send_not_found(HttpResponse& response, const std::string& what) {
   error.message = what;
   secure(response);
   send_error(response, error);
+}
+
+ApiError no_store(Service& service) {
+  ApiError error;
+  error.status = 503;
+  error.type = "server_error";
+  error.code = "no_history";
+  const bool wanted = service.history().wanted();
+  error.message = wanted ? "the history cannot be opened now: " + service.history().health().message : "this server keeps no history";
+  error.retry_after = wanted ? 5 : 0;
+  return error;
 }
 
 bool read_int(const HttpRequest& request, const char* name, int64_t low, int64_t high, int64_t otherwise, int64_t* value, ApiError* error) {
@@ -67,6 +79,20 @@ std::vector<std::string> read_list(const HttpRequest& request, const std::string
     }
   }
   return values;
+}
+
+bool read_ids(const HttpRequest& request, const char* name, size_t least, size_t most, std::vector<int64_t>* ids, ApiError* error) {
+  bool good = true;
+  for (const std::string& text : read_list(request, name)) {
+    int64_t id = 0;
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), id);
+    good = good && code == std::errc() && end == text.data() + text.size() && id > 0;
+    if (std::find(ids->begin(), ids->end(), id) == ids->end()) ids->push_back(id);
+  }
+  if (good && ids->size() >= least && ids->size() <= most) return true;
+  *error = invalid_value(name, fmt::format("{} is \"{}\", but must be {} to {} different numbers with commas, as in {}=4,3", name,
+                                           request.query_value(name), least, most, name));
+  return false;
 }
 
 namespace {
@@ -102,13 +128,16 @@ bool read_filter(const HttpRequest& request, RequestFilter* filter, ApiError* er
   filter->finish = read_list(request, "finish");
   filter->mode = read_list(request, "mode");
   filter->client = request.query_value("client");
-  const std::string sort = request.query_value("sort", "newest");
+  const std::string sort = request.query_value("sort", "newest"), order = request.query_value("order");
   constexpr int64_t forever = int64_t{1} << 60;
   if (!one_of("finish", filter->finish, {"stop", "length", "tool_calls", "cancelled", "error"}, error) ||
       !one_of("mode", filter->mode, {"NONE", "DFLASH", "DDTREE", "NEXTN"}, error) ||
-      !one_of("sort", {sort}, {"newest", "oldest", "slowest", "first_token", "tokens", "acceptance", "speed"}, error) ||
-      !read_flag(request, "error", &filter->error, error) || !read_flag(request, "stream", &filter->stream, error) ||
-      !read_flag(request, "thinking", &filter->thinking, error) || !read_int(request, "run", 0, forever, 0, &filter->run_id, error) ||
+      !one_of("sort", {sort}, {"newest", "oldest", "slowest", "first_token", "tokens", "acceptance", "speed", "context"}, error) ||
+      !one_of("order", {order}, {"", "falling", "rising"}, error) ||
+      !read_int(request, "context_from", 0, forever, 0, &filter->context_from, error) ||
+      !read_int(request, "context_to", 0, forever, 0, &filter->context_to, error) || !read_flag(request, "error", &filter->error, error) ||
+      !read_flag(request, "stream", &filter->stream, error) || !read_flag(request, "thinking", &filter->thinking, error) ||
+      !read_int(request, "run", 0, forever, 0, &filter->run_id, error) ||
       !read_int(request, "from", 0, forever, 0, &filter->from_ms, error) || !read_int(request, "to", 0, forever, 0, &filter->to_ms, error))
     return false;
   filter->sort = sort == "oldest"        ? RequestSort::kOldest
@@ -117,7 +146,10 @@ bool read_filter(const HttpRequest& request, RequestFilter* filter, ApiError* er
                  : sort == "tokens"      ? RequestSort::kTokens
                  : sort == "acceptance"  ? RequestSort::kAcceptance
                  : sort == "speed"       ? RequestSort::kSpeed
+                 : sort == "context"     ? RequestSort::kContext
                                          : RequestSort::kNewest;
+  // Orders fall by themselves, all but "oldest".
+  filter->reversed = !order.empty() && (order == "rising") != (filter->sort == RequestSort::kOldest);
   return true;
 }
 
@@ -128,6 +160,7 @@ void register_admin_routes(HttpServer& server, Service& service) {
   admin::register_assets(server);
   admin::register_live_routes(server, state);
   admin::register_history_routes(server, state);
+  admin::register_figure_routes(server, state);
   admin::register_smoke_admin_routes(server, state);
   server.route("GET", "/admin/api/{rest*}", Access::kKey, [](const HttpRequest& request, HttpResponse& response) {
     admin::send_not_found(response, fmt::format("{} is no route of the dashboard's API; docs/admin-api.md lists them", request.path));

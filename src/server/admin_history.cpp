@@ -13,21 +13,12 @@ namespace ddtree::admin {
 
 namespace {
 
-ApiError no_store() {
-  ApiError error;
-  error.status = 503;
-  error.type = "server_error";
-  error.code = "no_history";
-  error.message = "this server keeps no history";
-  return error;
-}
-
 void runs_route(Admin& admin, const HttpRequest& request, HttpResponse& response) {
   Paging paging;
   ApiError error;
   if (!read_paging(request, 50, &paging, &error)) return send_error(response, error);
   Store* store = admin.service.store();
-  if (!store) return send_error(response, no_store());
+  if (!store) return send_error(response, no_store(admin.service));
   const auto page = store->runs(paging);
   if (!page.ok()) return send_error(response, from_status(page.status()));
   Json list = Json::array();
@@ -37,7 +28,7 @@ void runs_route(Admin& admin, const HttpRequest& request, HttpResponse& response
 
 void run_route(Admin& admin, const HttpRequest& request, HttpResponse& response) {
   Store* store = admin.service.store();
-  if (!store) return send_error(response, no_store());
+  if (!store) return send_error(response, no_store(admin.service));
   const std::string& text = request.parameters.at("id");
   int64_t id = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), id);
@@ -63,7 +54,7 @@ void requests_route(Admin& admin, const HttpRequest& request, HttpResponse& resp
   ApiError error;
   if (!read_paging(request, 50, &paging, &error) || !read_filter(request, &filter, &error)) return send_error(response, error);
   Store* store = admin.service.store();
-  if (!store) return send_error(response, no_store());
+  if (!store) return send_error(response, no_store(admin.service));
   const auto page = store->requests(filter, paging);
   if (!page.ok()) return send_error(response, from_status(page.status()));
   Json list = Json::array();
@@ -80,7 +71,7 @@ void export_route(const std::shared_ptr<Admin>& admin, const HttpRequest& reques
     error = invalid_value("format", fmt::format("format is \"{}\", but must be csv or json", format));
   else if (!read_filter(request, &filter, &error))
     ;  // error is set
-  else if (!admin->service.store()) error = no_store();
+  else if (!admin->service.store()) error = no_store(admin->service);
   if (!error.message.empty()) return send_error(response, error);
   // Requests that finish meanwhile would shift the pages.
   const int64_t now = now_ms() + 1;

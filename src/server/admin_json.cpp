@@ -53,12 +53,16 @@ Json run_json(const ServiceRun& run, int64_t current_run) {
               {"errors", run.errors}};
 }
 
-Json run_detail_json(const ServiceRun& run, const std::vector<ServicePhase>& phases, int64_t current_run) {
-  Json out = run_json(run, current_run);
+Json phases_json(const std::vector<ServicePhase>& phases) {
   Json list = Json::array();
   for (const ServicePhase& p : phases)
     list.push_back(Json{{"phase", p.phase}, {"reason", p.reason}, {"at", p.at_ms}, {"lasted_ms", p.lasted_ms}});
-  out["phases"] = std::move(list);
+  return list;
+}
+
+Json run_detail_json(const ServiceRun& run, const std::vector<ServicePhase>& phases, int64_t current_run) {
+  Json out = run_json(run, current_run);
+  out["phases"] = phases_json(phases);
   out["devices"] = recorded(run.devices);
   out["flags"] = recorded(run.flags);
   out["plan"] = recorded(run.plan);

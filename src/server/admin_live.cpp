@@ -4,6 +4,7 @@
 
 #include "health/phases.h"
 #include "server/admin_parts.h"
+#include "server/history_keeper.h"
 
 namespace ddtree::admin {
 
@@ -78,15 +79,20 @@ Json ladder_json(const LadderState& ladder) {
               {"steps", ladder.steps}};
 }
 
-Json store_json(Store& store) {
-  const StoreHealth health = store.health();
-  return Json{{"path", store.path()},
+Json store_json(Service& service) {
+  const HistoryKeeper& history = service.history();
+  if (!history.wanted()) return Json();
+  const StoreHealth health = history.health();
+  return Json{{"path", history.path()},
+              {"open", history.store() != nullptr},
               {"writable", health.writable},
               {"message", health.message},
+              {"failing_since", health.failing_since_ms ? Json(health.failing_since_ms) : Json()},
+              {"queued_rows", health.queued},
               {"file_bytes", health.file_bytes},
               {"dropped_rows", health.dropped_rows},
               {"dropped_trees", health.dropped_trees},
-              {"store_text", store.options().store_text}};
+              {"store_text", service.options().store_text}};
 }
 
 Json status_json(Admin& admin) {
@@ -114,12 +120,12 @@ Json status_json(Admin& admin) {
                              {"since", phase.since_ms ? Json(phase.since_ms) : Json()},
                              {"progress", phase.progress >= 0 ? Json(phase.progress) : Json()}}},
               {"model", serving ? model_json(serving->info) : Json()},
-              {"engine", engine_json(admin.since_ready(), options)},
+              {"engine", engine_json(service.snapshot(), options)},
               {"ladder", ladder_json(service.ladder())},
               {"live", std::move(live)},
               {"smoke", std::move(smoke)},
               {"smoke_running", smoke_running_json(admin)},
-              {"store", store ? store_json(*store) : Json()}};
+              {"store", store_json(service)}};
 }
 
 // Points of the chart: this run's samples of five seconds, and before the first of them (or further back than they reach) the store's
@@ -158,35 +164,35 @@ Json series_json(Admin& admin, int64_t minutes) {
               {"running", std::move(running)}};
 }
 
-}  // namespace
-
-Admin::Admin(Service& s) : service(s), sampler(s), smoke(s) {
-  listener_ = service.phases().add_listener([this](const PhaseState&, const PhaseState& to) {
-    if (!to.serving()) return;
-    const EngineSnapshot now = service.snapshot();
-    const std::lock_guard lock(mutex_);
-    if (!baseline_taken_) baseline_ = now;
-    baseline_taken_ = true;
-  });
+bool matches(const EventFilter& filter, const Event& e) {
+  const bool kind = filter.kind.empty() || (filter.kind.back() == '.' ? e.kind.starts_with(filter.kind) : e.kind == filter.kind);
+  return kind && (filter.run_id == 0 || e.run_id == filter.run_id) && (!filter.at_least || e.severity >= *filter.at_least);
 }
 
-Admin::~Admin() { service.phases().remove_listener(listener_); }
+}  // namespace
 
-EngineSnapshot Admin::since_ready() const {
-  EngineSnapshot s = service.snapshot();
-  const std::lock_guard lock(mutex_);
-  const EngineSnapshot& b = baseline_;
-  s.requests_finished -= b.requests_finished;
-  s.requests_cancelled -= b.requests_cancelled;
-  s.requests_failed -= b.requests_failed;
-  s.prompt_tokens -= b.prompt_tokens;
-  s.completion_tokens -= b.completion_tokens;
-  s.rounds -= b.rounds;
-  s.drafted -= b.drafted;
-  s.accepted -= b.accepted;
-  s.fallbacks -= b.fallbacks;
-  for (size_t i = 0; i < std::min(s.accepted_at.size(), b.accepted_at.size()); ++i) s.accepted_at[i] -= b.accepted_at[i];
-  return s;
+Result<Page<Event>> read_events(Service& service, const EventFilter& filter, Paging paging) {
+  Page<Event> page;
+  bool readable = false;
+  if (Store* store = service.store()) {
+    auto read = store->events(filter, paging);
+    // A disk that refuses even to be read must not hide why.
+    if (!read && service.history().health().writable) return read.status();
+    readable = read.ok();
+    if (read) page = std::move(*read);
+  }
+  const StoreHealth health = service.history().health();
+  if (paging.offset > 0 || (health.writable && readable)) return page;
+  std::vector<Event> waiting;
+  for (const Event& e : service.history().recent_events()) {
+    const bool written = std::any_of(page.rows.begin(), page.rows.end(), [&](const Event& row) { return row.id == e.id; });
+    if (!written && matches(filter, e)) waiting.push_back(e);
+  }
+  page.total += static_cast<int64_t>(waiting.size());
+  page.rows.insert(page.rows.begin(), waiting.begin(), waiting.end());
+  std::stable_sort(page.rows.begin(), page.rows.end(), [](const Event& a, const Event& b) { return a.at_ms > b.at_ms; });
+  if (page.rows.size() > static_cast<size_t>(paging.limit)) page.rows.resize(static_cast<size_t>(paging.limit));
+  return page;
 }
 
 Sampler::Sampler(Service& service) : service_(service), thread_([this] { run(); }) {}
@@ -249,15 +255,11 @@ void register_live_routes(HttpServer& server, const std::shared_ptr<Admin>& admi
     if (least == "warning" || least == "error") filter.at_least = least == "error" ? Severity::kError : Severity::kWarning;
     else if (!least.empty() && least != "info")
       return send_error(response, invalid_value("severity", "severity is \"" + least + "\", but must be info, warning or error"));
+    const auto page = read_events(admin->service, filter, paging);
+    if (!page.ok()) return send_error(response, from_status(page.status()));
     Json list = Json::array();
-    int64_t total = 0;
-    if (Store* store = admin->service.store()) {
-      const auto page = store->events(filter, paging);
-      if (!page.ok()) return send_error(response, from_status(page.status()));
-      for (const Event& e : page->rows) list.push_back(event_json(e));
-      total = page->total;
-    }
-    send_json(response, Json{{"total", total}, {"offset", paging.offset}, {"limit", paging.limit}, {"events", std::move(list)}});
+    for (const Event& e : page->rows) list.push_back(event_json(e));
+    send_json(response, Json{{"total", page->total}, {"offset", paging.offset}, {"limit", paging.limit}, {"events", std::move(list)}});
   });
 }
 

@@ -29,23 +29,29 @@ inline int64_t now_ms() {
 void secure(HttpResponse& response);
 void send_json(HttpResponse& response, const Json& body);
 void send_not_found(HttpResponse& response, const std::string& what);
+ApiError no_store(Service& service);  // 503: there is no history to read, and why
 
 // --- query parameters: a wrong one is a 400 that names it -------------------------------------------------------------------------
 // Reads limit (1 … 1000) and offset.
 bool read_paging(const HttpRequest& request, int32_t otherwise, Paging* paging, ApiError* error);
 bool read_int(const HttpRequest& request, const char* name, int64_t low, int64_t high, int64_t otherwise, int64_t* value, ApiError* error);
+// A list of 1 … most ids of rows, as in ids=4,3.
+bool read_ids(const HttpRequest& request, const char* name, size_t least, size_t most, std::vector<int64_t>* ids, ApiError* error);
 // All values of a parameter that may be given more than once or as a list with commas.
 std::vector<std::string> read_list(const HttpRequest& request, const std::string& name);
 bool read_filter(const HttpRequest& request, RequestFilter* filter, ApiError* error);
 
 // --- records as JSON (docs/admin-api.md) ------------------------------------------------------------------------------------------
 Json run_json(const ServiceRun& run, int64_t current_run);
+Json phases_json(const std::vector<ServicePhase>& phases);
 Json run_detail_json(const ServiceRun& run, const std::vector<ServicePhase>& phases, int64_t current_run);
 Json request_json(const RequestRecord& record, int32_t trees);
 Json request_detail_json(const RequestRecord& record, int32_t trees);
 Json round_json(const RoundTree& tree, bool ids_kept);
 Json smoke_json(const SmokeRun& run);
 Json event_json(const Event& event);
+// The newest events that match: those of the store, and before them what this process has not been able to write yet.
+Result<Page<Event>> read_events(Service& service, const EventFilter& filter, Paging paging);
 // Columns of the CSV export and one record's row, in the same order. Both end with CR LF.
 std::string csv_head();
 std::string csv_row(const RequestRecord& record);
@@ -95,24 +101,11 @@ class SmokeJob {
 };
 
 struct Admin {
-  explicit Admin(Service& s);
-  ~Admin();
-  Admin(const Admin&) = delete;
-  Admin& operator=(const Admin&) = delete;
-
-  // The engine's snapshot with counters since the service became ready. Those before it are the smoke test's own, which runs every mode
-  // (plain decoding too) and would pass for bad acceptance.
-  EngineSnapshot since_ready() const;
+  explicit Admin(Service& s) : service(s), sampler(s), smoke(s) {}
 
   Service& service;
   Sampler sampler;
   SmokeJob smoke;
-
- private:
-  mutable std::mutex mutex_;
-  EngineSnapshot baseline_;
-  bool baseline_taken_ = false;
-  int listener_ = 0;
 };
 
 // {"started": ms} of the smoke run in progress (asked for here, or the start's), or null.
@@ -121,6 +114,7 @@ Json smoke_running_json(Admin& admin);
 void register_assets(HttpServer& server);                                                   // admin_assets.cpp
 void register_live_routes(HttpServer& server, const std::shared_ptr<Admin>& admin);         // admin_live.cpp: status, series, events
 void register_history_routes(HttpServer& server, const std::shared_ptr<Admin>& admin);      // admin_history.cpp: runs, requests
+void register_figure_routes(HttpServer& server, const std::shared_ptr<Admin>& admin);       // admin_figures.cpp: comparisons, sums
 void register_smoke_admin_routes(HttpServer& server, const std::shared_ptr<Admin>& admin);  // admin_smoke.cpp
 
 }  // namespace ddtree::admin

@@ -1,4 +1,5 @@
 #include "health/phases.h"
+#include "server/history_keeper.h"
 #include "server/json.h"
 #include "server/routes.h"
 
@@ -23,6 +24,12 @@ Json state_json(Service& service) {
            {"waiting", e.waiting},
            {"tokens_per_round", e.acceptance_1m},
            {"decode_tokens_per_second", e.decode_tps_1m}};
+  // The answers do not depend on the history, so a disk that refuses it makes nothing unready; whoever looks should know all the same.
+  if (service.history().wanted()) {
+    const StoreHealth h = service.history().health();
+    out["history"] = Json{
+        {"writable", h.writable}, {"message", h.message}, {"failing_since_ms", h.failing_since_ms ? Json(h.failing_since_ms) : Json()}};
+  }
   if (service.smoke_skipped())
     out["warning"] = "the smoke test was skipped (--skip-smoke): nothing has shown that this model writes sensible text";
   return out;

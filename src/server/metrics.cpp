@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "health/phases.h"
+#include "server/history_keeper.h"
 #include "server/routes.h"
 #include "store/store.h"
 
@@ -108,6 +109,7 @@ std::string metrics_text(Service& service) {
   t.counter("requests_finished_total", s.requests_finished, "Requests that ended by a stop or their length.");
   t.counter("requests_cancelled_total", s.requests_cancelled, "Requests whose client went away.");
   t.counter("requests_failed_total", s.requests_failed, "Requests that an engine fault ended.");
+  t.counter("own_requests_total", s.own_requests, "Requests of the service itself (smoke test, canary); no other counter has them.");
   t.counter("passes_total", s.passes, "Forest passes of the target.");
   t.counter("spec_decode_num_drafts_total", s.rounds, "Verify rounds of sequences.");
   t.counter("spec_decode_num_draft_tokens_total", s.drafted, "Draft tokens verified (nodes of trees).");
@@ -131,8 +133,8 @@ std::string metrics_text(Service& service) {
     for (const auto& [key, n] : c.replies)
       t.value("http_requests_total", fmt::format("endpoint=\"{}\",status=\"{}\"", label(key.first), key.second), n);
   }
-  if (Store* store = service.store()) {
-    const StoreHealth h = store->health();
+  if (service.history().wanted()) {
+    const StoreHealth h = service.history().health();
     t.gauge("store_writable", h.writable ? 1 : 0, "1 while the history can be written.");
     t.gauge("store_queued_rows", h.queued, "Rows that wait for their commit.");
     t.counter("store_dropped_rows_total", h.dropped_rows + h.dropped_trees, "Rows that were not kept.");

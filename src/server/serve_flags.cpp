@@ -92,8 +92,8 @@ auto on(T ServeConfig::*part, bool T::*member) {
   };
 }
 
-Status take_bytes(const Given& g, ServeConfig& c, Pending&) {
-  std::string digits = g.value;
+// "33554432", "32MiB", "1G": binary multiples.
+bool read_bytes(std::string digits, int64_t least, int64_t* bytes) {
   int shift = 0;
   for (const auto& [suffix, s] : {std::pair<const char*, int>{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"K", 10}, {"M", 20}, {"G", 30}})
     if (digits.size() > std::char_traits<char>::length(suffix) && digits.ends_with(suffix)) {
@@ -101,9 +101,23 @@ Status take_bytes(const Given& g, ServeConfig& c, Pending&) {
       shift = s;
       break;
     }
+  if (!integer({"", digits}, least, INT64_MAX >> 31, bytes).ok()) return false;
+  *bytes <<= shift;
+  return true;
+}
+
+Status take_bytes(const Given& g, ServeConfig& c, Pending&) {
   int64_t n = 0;
-  if (!integer({g.flag, digits}, 1, INT64_MAX >> 31, &n).ok()) return g.wrong("must be a number of bytes, as in 33554432 or 32MiB");
-  c.http.max_body = static_cast<size_t>(n) << shift;
+  if (!read_bytes(g.value, 1, &n)) return g.wrong("must be a number of bytes, as in 33554432 or 32MiB");
+  c.http.max_body = static_cast<size_t>(n);
+  return {};
+}
+
+Status take_retain_size(const Given& g, ServeConfig& c, Pending&) {
+  if (!read_bytes(g.value, 0, &c.service.retain_bytes))
+    return g.wrong("must be a number of bytes, as in 512MiB or 1GiB, or 0 for no limit");
+  // An empty history has a dozen pages of tables: below this every request would go at once.
+  if (c.service.retain_bytes != 0 && c.service.retain_bytes < (1 << 20)) return g.wrong("must be at least 1MiB, or 0 for no limit");
   return {};
 }
 
@@ -309,6 +323,16 @@ const std::vector<Flag>& own_flags() {
        "FILE",
        "the SQLite history (default: in the user's state folder)",
        text(&C::service, &ServiceOptions::db_path)},
+      {{"--retain-days"},
+       "History",
+       "N",
+       "days that history is kept (default: 90; 0: for ever)",
+       whole(0, 36500, &C::service, &ServiceOptions::retain_days)},
+      {{"--retain-size"},
+       "History",
+       "BYTES",
+       "size of the history above which the oldest requests go, as in 512MiB (default: 1GiB; 0: no limit)",
+       take_retain_size},
       {{"--store-text"}, "History", "", "keep prompts and answers too", on(&C::service, &ServiceOptions::store_text)},
       {{"--recent-trees"},
        "History",

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "health/phases.h"
 #include "health/smoke.h"
+#include "server/history_keeper.h"
 #include "server/json.h"
 #include "server/metrics.h"
 #include "server/recorder.h"
@@ -48,8 +49,7 @@ struct Service::Impl {
 
   ServiceOptions options;
   PhaseMachine phases;
-  std::unique_ptr<Store> store;
-  int64_t run_id = 0;
+  HistoryKeeper history;
   const double started = static_cast<double>(now_ms()) / 1000;
   HttpCounters counters;
   std::atomic<bool> draining{false}, ever_ready{false}, cancel_smoke{false};
@@ -95,12 +95,12 @@ void Service::Impl::run_ticker(const Service& service) {
       last_passes = s.passes;
       last_progress_ms = now_ms();
     }
-    std::lock_guard state(mutex);
-    if (const auto minute = minutes.tick(now_ms(), s); minute && store) {
-      MetricMinute row = *minute;
-      row.run_id = run_id;
-      store->put_metric_minute(row);
+    std::optional<MetricMinute> minute;
+    {
+      std::lock_guard state(mutex);
+      minute = minutes.tick(now_ms(), s);
     }
+    if (minute) history.write([row = *minute](Store& store) { store.put_metric_minute(row); });
   }
 }
 
@@ -114,9 +114,8 @@ Status Service::open_store() {
   }
   StoreOptions options;
   options.store_text = m.options.store_text;
-  auto store = Store::open(path, options);
-  if (!store) return store.status();
-  m.store = std::move(*store);
+  options.retain_days = m.options.retain_days;
+  options.retain_bytes = m.options.retain_bytes;
   ServiceRun run;
   run.version = DDTREE_VERSION;
   run.host = host_name();
@@ -127,11 +126,12 @@ Status Service::open_store() {
   for (const auto& [name, value] : m.options.flags) flags[name] = name == "--api-key" ? "(set)" : value;
   run.flags = dump_json(flags);
   run.pid = getpid();
-  m.run_id = m.store->begin_run(std::move(run));
-  m.store->add_phase({0, m.run_id, now_ms(), phase_name(Phase::kStarting), "", 0});
+  run.started_ms = static_cast<int64_t>(m.started * 1000);
+  if (Status status = m.history.open(path, options, std::move(run)); !status.ok()) return status;
+  m.history.write([at = now_ms()](Store& store) { store.add_phase({0, 0, at, phase_name(Phase::kStarting), "", 0}); });
   m.phases.add_listener([&m](const PhaseState&, const PhaseState& to) {
     log::info("{}", to.sentence());
-    if (m.store) m.store->add_phase({0, m.run_id, to.since_ms, phase_name(to.phase), to.reason, 0});
+    m.history.write([to](Store& store) { store.add_phase({0, 0, to.since_ms, phase_name(to.phase), to.reason, 0}); });
   });
   return {};
 }
@@ -151,23 +151,19 @@ Status Service::load() {
     m.serving = *loaded;
     m.ladder.emplace(m.options.engine.mode, Ladder::Limits(), 0, now_ms());
   }
-  if (m.store) {
-    Json devices{{"backend", "cpu"}, {"cores", std::thread::hardware_concurrency()}};
-    const EngineSnapshot s = (*loaded)->engine->snapshot();
-    Json plan{{"context_length", (*loaded)->info.context_length},
-              {"kv_pages", s.pages_total},
-              {"page_size", m.options.page_size},
-              {"state_slots", s.slots_total}};
-    m.store->set_run_details(m.run_id, dump_json(devices), dump_json(plan), mode_name(m.options.engine.mode), (*loaded)->info.drafter);
-  }
+  const std::string devices = dump_json(Json{{"backend", (*loaded)->info.backend}, {"cores", std::thread::hardware_concurrency()}});
+  const EngineSnapshot s = (*loaded)->engine->snapshot();
+  const std::string plan = dump_json(Json{{"context_length", (*loaded)->info.context_length},
+                                          {"kv_pages", s.pages_total},
+                                          {"page_size", m.options.page_size},
+                                          {"state_slots", s.slots_total}});
+  m.history.write([&m, devices, plan, mode = mode_name(m.options.engine.mode), drafter = (*loaded)->info.drafter](Store& store) {
+    store.set_run_details(m.history.writing_run(), devices, plan, mode, drafter);
+  });
   if (m.draining) return {Code::kCancelled, "asked to stop while loading"};
   if (m.options.skip_smoke) {
     m.phases.set_smoke(SmokeState::kSkipped);
-    if (m.store) {
-      SmokeRun row = smoke_record(skipped_smoke("start"));
-      row.run_id = m.run_id;
-      m.store->add_smoke_run(std::move(row));
-    }
+    m.history.write([row = smoke_record(skipped_smoke("start"))](Store& store) { store.add_smoke_run(row); });
   } else {
     DDTREE_RETURN_IF_ERROR(m.phases.enter(Phase::kSmoke, "generating known text with and without speculation"));
     m.phases.set_smoke(SmokeState::kRunning);
@@ -187,7 +183,9 @@ Status Service::load() {
   }
   DDTREE_RETURN_IF_ERROR(m.phases.enter(Phase::kReady));
   m.ever_ready = true;
-  if (m.store) m.store->set_run_ready(m.run_id, now_ms(), m.options.skip_smoke ? "skipped" : "pass");
+  m.history.write([&m, at = now_ms(), smoke = m.options.skip_smoke ? "skipped" : "pass"](Store& store) {
+    store.set_run_ready(m.history.writing_run(), at, smoke);
+  });
   return {};
 }
 
@@ -206,11 +204,7 @@ SmokeReport Service::Impl::smoke(const std::string& trigger) {
   SmokeReport report = run_smoke(subject, smoke_options);
   for (const SmokeCheckResult& c : report.checks)
     if (c.verdict == SmokeVerdict::kFail) log::warn("smoke test: {} {}: {}", c.name, c.mode, c.message);
-  if (store) {
-    SmokeRun row = smoke_row(report, *s);
-    row.run_id = run_id;
-    store->add_smoke_run(std::move(row));
-  }
+  history.write([row = smoke_row(report, *s)](Store& store) { store.add_smoke_run(row); });
   return report;
 }
 
@@ -255,13 +249,11 @@ void Service::drain(double seconds) {
 
 void Service::close(int exit_code, const std::string& reason) {
   Impl& m = *impl_;
-  if (!m.store) return;
+  if (!m.history.wanted()) return;
   std::lock_guard smoke(m.smoke_mutex);  // a suite asked for by the dashboard writes its result first: the drain has cancelled it
   if (!m.phases.state().over()) (void)m.phases.enter(Phase::kDraining);
   if (m.phases.state().phase != Phase::kFailed) (void)m.phases.enter(Phase::kStopped, reason);
-  m.store->end_run(m.run_id, reason, exit_code);
-  std::lock_guard lock(m.mutex);
-  m.store.reset();
+  m.history.close(reason, exit_code);
 }
 
 std::shared_ptr<const Serving> Service::serving() const {
@@ -285,8 +277,9 @@ bool Service::smoke_skipped() const { return impl_->phases.state().smoke == Smok
 const ServiceOptions& Service::options() const { return impl_->options; }
 PhaseMachine& Service::phases() { return impl_->phases; }
 const PhaseMachine& Service::phases() const { return impl_->phases; }
-Store* Service::store() { return impl_->store.get(); }
-int64_t Service::run_id() const { return impl_->run_id; }
+HistoryKeeper& Service::history() { return impl_->history; }
+Store* Service::store() const { return impl_->history.store(); }
+int64_t Service::run_id() const { return impl_->history.run_id(); }
 double Service::started_at() const { return impl_->started; }
 HttpCounters& Service::counters() { return impl_->counters; }
 
@@ -335,13 +328,14 @@ void Service::request_finished(RecentRequest finished) {
   }
   log::debug("{} {} {}: {} + {} tokens, {:.2f} s, {} rounds", finished.request.id, finished.request.endpoint, finished.finish,
              s.prompt_tokens, s.completion_tokens, seconds, s.rounds);
+  const std::shared_ptr<const Serving> loaded = serving();
+  // Not under the lock: a queue that is full may let a row wait for a moment.
+  m.history.write([row = request_record(finished, 0, loaded ? loaded->info.name : ""), trees = round_trees(finished.stats)](Store& store) {
+    store.add_request(row, trees);
+  });
   std::lock_guard lock(m.mutex);
   std::erase_if(m.live, [&](const LiveRequest& r) { return r.id == finished.request.id; });
   m.minutes.request(finished);
-  if (m.store) {
-    const std::string model = m.serving ? m.serving->info.name : "";
-    m.store->add_request(request_record(finished, m.run_id, model), round_trees(finished.stats));
-  }
   // What was refused at the door has nothing to show, and must not push out what has.
   const bool refused = finished.http_status == 400 || finished.http_status == 429;
   if (m.options.recent_trees > 0 && !refused) {

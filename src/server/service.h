@@ -16,8 +16,9 @@
 namespace ddtree {
 
 class ChatTemplate;
-class PhaseMachine;  // health/phases.h
-class Store;         // store/store.h
+class HistoryKeeper;  // server/history_keeper.h
+class PhaseMachine;   // health/phases.h
+class Store;          // store/store.h
 class Tokenizer;
 
 struct ServiceOptions {
@@ -34,11 +35,13 @@ struct ServiceOptions {
   std::string tool_parser;            // "": qwen3_coder; "none": off
   bool always_include_usage = false;  // streams end with a usage chunk even where the request did not ask for one
   bool skip_smoke = false;
-  bool store_text = false;         // keep prompt and answer text in the store
-  double comment_seconds = 10;     // a stream without news writes `: keep-alive` this often
-  int32_t recent_trees = 64;       // finished requests whose draft trees are kept for the dashboard
-  std::string db_path;             // empty: the user's state folder
-  std::string chat_template_path;  // empty: the checkpoint's own
+  bool store_text = false;                  // keep prompt and answer text in the store
+  double comment_seconds = 10;              // a stream without news writes `: keep-alive` this often
+  int32_t recent_trees = 64;                // finished requests whose draft trees are kept for the dashboard
+  std::string db_path;                      // empty: the user's state folder
+  int32_t retain_days = 90;                 // history older than this goes; 0: never
+  int64_t retain_bytes = int64_t{1} << 30;  // oldest requests go while the history is larger; 0: no limit
+  std::string chat_template_path;           // empty: the checkpoint's own
   double drain_seconds = 30;
   std::vector<std::pair<std::string, std::string>> flags;  // as given, for the service's history
 };
@@ -107,7 +110,8 @@ class Service {
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
 
-  // Opens the store and starts this run's record. First call; kUnavailable where the database cannot be used.
+  // Opens the store and starts this run's record. First call; kUnavailable where the database cannot be used. A full or read-only disk is
+  // no failure: the service then runs without its history until there is room, and says so.
   Status open_store();
 
   // Loads and proves the pair, phase by phase, then is ready (or says why not). Blocks; the HTTP server answers 503 meanwhile.
@@ -133,7 +137,8 @@ class Service {
   const ServiceOptions& options() const;
   PhaseMachine& phases();
   const PhaseMachine& phases() const;
-  Store* store();                   // null in tests without one
+  HistoryKeeper& history();         // where this run's rows and events are written
+  Store* store() const;             // to read from; null in tests without one, and while the disk does not let it open
   int64_t run_id() const;           // this run's service_run row, 0 without a store
   double started_at() const;        // Unix seconds
   EngineSnapshot snapshot() const;  // zeros before the engine is there

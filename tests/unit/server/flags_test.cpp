@@ -166,6 +166,12 @@ TEST_CASE("values are checked") {
   CHECK_THAT(refused("--speculative-ddtree-shadow tree"), ContainsSubstring("linear"));
   CHECK_THAT(refused("--speculative-algorithm MAGIC"), ContainsSubstring("NEXTN"));
   CHECK_THAT(refused("--drain-timeout -1"), ContainsSubstring("seconds"));
+  CHECK_THAT(refused("--retain-days -1"), ContainsSubstring("--retain-days"));
+  CHECK_THAT(refused("--retain-size 3parsecs"), ContainsSubstring("512MiB"));
+  CHECK_THAT(refused("--retain-size 100K"), ContainsSubstring("at least 1MiB"));
+  CHECK(good("--retain-days 7 --retain-size 512MiB").service.retain_bytes == int64_t{512} << 20);
+  CHECK(good("--retain-size 0").service.retain_bytes == 0);
+  CHECK((good("").service.retain_days == 90 && good("").service.retain_bytes == int64_t{1} << 30));
   CHECK_THAT(refused("--max-body-size 10Q"), ContainsSubstring("bytes"));
   CHECK_THAT(refused("--store-text=yes"), ContainsSubstring("no value"));
   CHECK_THAT(refused("--trust-remote-code=1"), ContainsSubstring("no value"));
