@@ -1,4 +1,4 @@
-// Files inside the executable (migrations/*.sql, web/*, models/tiny/*), by their path in the source tree.
+// Files inside the executable (migrations/*.sql, web/*, models/tiny/*, packaging/systemd/*), by their path in the source tree.
 #pragma once
 
 #include <optional>

@@ -450,59 +450,108 @@ std::string nearest_flag(const std::string& unknown) {
   return {};
 }
 
+namespace {
+
+// Takes the flag at args[i], says in `verdict` what became of it, and moves i past it and its values. It does so where it fails too, so
+// that what comes after can still be judged.
+Status take_flag(const std::vector<std::string>& args, size_t& i, ServeConfig& c, Pending& pending, FlagVerdict& verdict) {
+  const size_t begin = i++;
+  std::string name = args[begin], value;
+  const bool has_value = name.rfind("--", 0) == 0 && name.find('=') != std::string::npos;
+  if (has_value) {
+    value = name.substr(name.find('=') + 1);
+    name.resize(name.find('='));
+  }
+  const auto end = [&](FlagVerdict::Kind kind, std::string reason) {
+    verdict.kind = kind;
+    verdict.words.assign(args.begin() + static_cast<std::ptrdiff_t>(begin), args.begin() + static_cast<std::ptrdiff_t>(i));
+    verdict.reason = std::move(reason);
+  };
+  const auto fail = [&](FlagVerdict::Kind kind, std::string message) {
+    end(kind, message);
+    return Status(Code::kUsage, std::move(message));
+  };
+  if (name.empty() || name[0] != '-')
+    return fail(FlagVerdict::kUnknown, fmt::format("'{}' is no flag; the model goes after --model-path", name));
+  // A value may begin with a dash only where it is a number.
+  const auto next_is_value = [&] {
+    return i < args.size() && (args[i].empty() || args[i][0] != '-' ||
+                               (args[i].size() > 1 && (std::isdigit(static_cast<unsigned char>(args[i][1])) || args[i][1] == '.')));
+  };
+  verdict.name = name;
+  if (const Flag* flag = find_own(name)) {
+    verdict.own = true;
+    if (!*flag->value && has_value) return fail(FlagVerdict::kRefused, fmt::format("{} takes no value, found {}", name, value));
+    if (*flag->value && !has_value) {
+      if (!next_is_value()) return fail(FlagVerdict::kRefused, fmt::format("{} needs a value: {}", name, flag->value));
+      value = args[i++];
+    }
+    const size_t notes = c.notes.size();
+    Status taken = flag->take({name, value}, c, pending);
+    // Several names after one flag, as vLLM's units have them.
+    while (taken.ok() && name == "--served-model-name" && !has_value && next_is_value()) taken = flag->take({name, args[i++]}, c, pending);
+    if (!taken.ok()) return fail(FlagVerdict::kRefused, taken.message());
+    end(c.notes.size() > notes ? FlagVerdict::kChanged : FlagVerdict::kKept, c.notes.size() > notes ? c.notes.back() : "");
+    c.service.flags.emplace_back(name, value);
+    return {};
+  }
+  const CompatFlag* flag = find_compat(name);
+  if (!flag) {
+    while (next_is_value()) ++i;  // its values, whatever they mean
+    const std::string near = nearest_flag(name);
+    return fail(FlagVerdict::kUnknown, near.empty() ? fmt::format("{} is no flag of ddtree serve; ddtree serve --help lists them", name)
+                                                    : fmt::format("{} is no flag of ddtree serve; did you mean {}?", name, near));
+  }
+  if (flag->arity != CompatFlag::kSwitch && !has_value) {
+    if (!next_is_value()) return fail(FlagVerdict::kRefused, fmt::format("{} needs a value", name));
+    value = args[i++];
+    while (flag->arity == CompatFlag::kList && next_is_value()) value += " " + args[i++];
+  }
+  if (flag->arity == CompatFlag::kSwitch && has_value)
+    return fail(FlagVerdict::kRefused, fmt::format("{} takes no value, found {}", name, value));
+  const std::string shown = value.empty() ? name : name + " " + value;
+  c.service.flags.emplace_back(name, value);
+  for (const char* n : flag->neutral)
+    if (value == n) return end(FlagVerdict::kDropped, "asks for what happens anyway"), Status();
+  if (flag->refuse) return fail(FlagVerdict::kRefused, fmt::format("{} is not built: {}", shown, flag->instead));
+  end(FlagVerdict::kDropped, flag->instead);
+  c.notes.push_back(fmt::format("{}: {}", shown, flag->instead));
+  return {};
+}
+
+}  // namespace
+
 Result<ServeConfig> parse_serve_flags(const std::vector<std::string>& args) {
   ServeConfig c;
   Pending pending;
-  for (size_t i = 0; i < args.size(); ++i) {
-    std::string name = args[i], value;
-    const bool has_value = name.rfind("--", 0) == 0 && name.find('=') != std::string::npos;
-    if (has_value) {
-      value = name.substr(name.find('=') + 1);
-      name.resize(name.find('='));
-    }
-    if (name.empty() || name[0] != '-')
-      return Status(Code::kUsage, fmt::format("'{}' is no flag; the model goes after --model-path", name));
-    // A value may begin with a dash only where it is a number.
-    const auto next_is_value = [&](size_t at) {
-      return at < args.size() && (args[at].empty() || args[at][0] != '-' ||
-                                  (args[at].size() > 1 && (std::isdigit(static_cast<unsigned char>(args[at][1])) || args[at][1] == '.')));
-    };
-    if (const Flag* flag = find_own(name)) {
-      if (!*flag->value && has_value) return Status(Code::kUsage, fmt::format("{} takes no value, found {}", name, value));
-      if (*flag->value && !has_value) {
-        if (!next_is_value(i + 1)) return Status(Code::kUsage, fmt::format("{} needs a value: {}", name, flag->value));
-        value = args[++i];
-      }
-      DDTREE_RETURN_IF_ERROR(flag->take({name, value}, c, pending));
-      // Several names after one flag, as vLLM's units have them.
-      while (name == "--served-model-name" && !has_value && next_is_value(i + 1))
-        DDTREE_RETURN_IF_ERROR(flag->take({name, args[++i]}, c, pending));
-      c.service.flags.emplace_back(name, value);
-      continue;
-    }
-    const CompatFlag* flag = find_compat(name);
-    if (!flag) {
-      const std::string near = nearest_flag(name);
-      return Status(Code::kUsage, near.empty() ? fmt::format("{} is no flag of ddtree serve; ddtree serve --help lists them", name)
-                                               : fmt::format("{} is no flag of ddtree serve; did you mean {}?", name, near));
-    }
-    if (flag->arity != CompatFlag::kSwitch && !has_value) {
-      if (!next_is_value(i + 1)) return Status(Code::kUsage, fmt::format("{} needs a value", name));
-      value = args[++i];
-      while (flag->arity == CompatFlag::kList && next_is_value(i + 1)) value += " " + args[++i];
-    }
-    if (flag->arity == CompatFlag::kSwitch && has_value)
-      return Status(Code::kUsage, fmt::format("{} takes no value, found {}", name, value));
-    const std::string shown = value.empty() ? name : name + " " + value;
-    c.service.flags.emplace_back(name, value);
-    bool neutral = false;
-    for (const char* n : flag->neutral) neutral = neutral || value == n;
-    if (neutral) continue;
-    if (flag->refuse) return Status(Code::kUsage, fmt::format("{} is not built: {}", shown, flag->instead));
-    c.notes.push_back(fmt::format("{}: {}", shown, flag->instead));
+  for (size_t i = 0; i < args.size();) {
+    FlagVerdict verdict;
+    DDTREE_RETURN_IF_ERROR(take_flag(args, i, c, pending, verdict));
   }
   DDTREE_RETURN_IF_ERROR(settle(c, pending));
   return c;
+}
+
+FlagJudgement judge_serve_flags(const std::vector<std::string>& args) {
+  FlagJudgement out;
+  ServeConfig c;
+  Pending pending;
+  for (size_t i = 0; i < args.size();) {
+    FlagVerdict verdict;
+    (void)take_flag(args, i, c, pending, verdict);  // the verdict holds the trouble
+    out.flags.push_back(std::move(verdict));
+  }
+  const size_t notes = c.notes.size();
+  if (Status settled = settle(c, pending); !settled.ok()) out.together = settled.message();
+  // What settle() remarks begins with the flag that it is about.
+  for (size_t n = notes; n < c.notes.size(); ++n)
+    for (FlagVerdict& verdict : out.flags)
+      if (verdict.kind == FlagVerdict::kKept && c.notes[n].find_first_of(" :") == verdict.name.size() &&
+          c.notes[n].starts_with(verdict.name)) {
+        verdict.kind = FlagVerdict::kChanged;
+        verdict.reason = c.notes[n];
+      }
+  return out;
 }
 
 std::string serve_help() {

@@ -23,6 +23,28 @@ struct ServeConfig {
 // wrong values with what would be right, and flags that would change capacity or results and are not built with what works instead.
 Result<ServeConfig> parse_serve_flags(const std::vector<std::string>& args);
 
+// What becomes of one flag of somebody else's command line.
+struct FlagVerdict {
+  enum Kind {
+    kKept,     // ours too, same meaning
+    kChanged,  // taken, but the reason says what is different
+    kDropped,  // means nothing here, or asks for what happens anyway: the reason says which
+    kRefused,  // wrong, or not built and it would change capacity or results
+    kUnknown,  // no flag that is known here
+  };
+  Kind kind = kUnknown;
+  bool own = false;                // one of ddtree serve's own flags
+  std::string name;                // without its value; empty where the word is no flag
+  std::vector<std::string> words;  // the flag and its values as they were written
+  std::string reason;
+};
+struct FlagJudgement {
+  std::vector<FlagVerdict> flags;  // in order
+  std::string together;            // flags that contradict each other; empty: none do
+};
+// By the rules and in the words of parse_serve_flags, but of every flag, whatever the ones before it were.
+FlagJudgement judge_serve_flags(const std::vector<std::string>& args);
+
 std::string serve_help();
 
 // The known flag with the smallest edit distance; empty where none is near.
