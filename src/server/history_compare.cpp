@@ -112,9 +112,11 @@ Result<std::optional<RunFigures>> read_run_figures(Store& store, int64_t run_id)
   auto acceptance = store.acceptance(filter);
   if (!acceptance) return acceptance.status();
   figures.acceptance = std::move(*acceptance);
-  auto smoke = store.smoke_runs({1, 0}, run_id);
+  auto smoke = store.smoke_runs({20, 0}, run_id);
   if (!smoke) return smoke.status();
   figures.smoke = std::move(smoke->rows);
+  // One that was skipped has nothing to compare.
+  std::stable_partition(figures.smoke.begin(), figures.smoke.end(), [](const SmokeRun& s) { return !s.checks.empty(); });
   return std::optional<RunFigures>(std::move(figures));
 }
 
@@ -288,7 +290,9 @@ Result<Json> timeline_json(Store& store, Paging paging, int64_t current_run) {
   int64_t from = 0, to = now_ms() + 60'000;
   std::map<int64_t, Json> events;
   if (!page->rows.empty()) {
-    from = page->rows.back().started_ms;
+    // Not simply the last one's: clocks are set back.
+    from = page->rows.front().started_ms;
+    for (const ServiceRun& run : page->rows) from = std::min(from, run.started_ms);
     if (paging.offset > 0) to = std::max(page->rows.front().ended_ms, page->rows.front().started_ms) + 60'000;
   }
   // By time, not start by start: events have an index by time.

@@ -15,7 +15,7 @@ struct RunFigures {
   std::vector<ServicePhase> phases;
   RequestSummary summary;          // of its requests
   AcceptanceBreakdown acceptance;  // of its requests
-  std::vector<SmokeRun> smoke;     // newest first
+  std::vector<SmokeRun> smoke;     // newest first, those without checks last
 };
 Result<std::optional<RunFigures>> read_run_figures(Store& store, int64_t run_id);  // empty: no such start
 

@@ -2,11 +2,15 @@ import "./style/frame.css";
 import "./style/parts.css";
 import "./style/charts.css";
 import "./style/tree.css";
+import "./style/figures.css";
 import "./style/last.css";
 import { render } from "preact";
 import { useEffect, useRef } from "preact/hooks";
+import { Alerts } from "./alerts.tsx";
 import { apiKey, disconnected, giveKey, keyWanted, lastAnswer, usePolled } from "./api.ts";
 import { clock } from "./format.ts";
+import { AcceptancePage } from "./pages/acceptance.tsx";
+import { CompareRunsPage, CompareSmokePage } from "./pages/compare.tsx";
 import { HistoryPage } from "./pages/history.tsx";
 import { NowPage } from "./pages/now.tsx";
 import { RequestPage } from "./pages/request.tsx";
@@ -22,6 +26,7 @@ const tabs = [
   ["now", "Now"],
   ["history", "History"],
   ["requests", "Requests"],
+  ["acceptance", "Acceptance"],
   ["smoke", "Smoke tests"],
 ] as const;
 
@@ -95,9 +100,7 @@ function App() {
             {disconnected.value} What you see is from {lastAnswer.value ? clock(lastAnswer.value) : "before"}; this page goes on trying.
           </div>
         )}
-        {!disconnected.value && status.value?.smoke_skipped && (
-          <div class="banner warn">This server runs without its smoke test (--skip-smoke): nothing has shown that its answers make sense.</div>
-        )}
+        {!disconnected.value && status.value && <Alerts status={status.value} />}
       </header>
       <main id="main" ref={main} tabIndex={-1}>
         {locked ? <KeyForm /> : <CurrentPage />}
@@ -112,11 +115,13 @@ function CurrentPage() {
     case "now":
       return <NowPage />;
     case "history":
-      return <HistoryPage />;
+      return detail === "compare" ? <CompareRunsPage /> : <HistoryPage />;
+    case "acceptance":
+      return <AcceptancePage />;
     case "requests":
       return detail ? <RequestPage key={detail} id={detail} /> : <RequestsPage />;
     case "smoke":
-      return <SmokePage />;
+      return detail === "compare" ? <CompareSmokePage /> : <SmokePage />;
     default:
       return (
         <Empty title="There is no such page.">

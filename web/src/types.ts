@@ -70,6 +70,16 @@ export interface ServiceEvent {
   severity: "info" | "warning" | "error";
   kind: string;
   message: string;
+  detail?: unknown; // of kind "ladder": {from, to, direction, fault, reason}
+}
+
+// Where the fault ladder stands: steps are all of this service's, top to bottom; empty before the engine is there.
+export interface LadderNow {
+  step: string;
+  mode: string;
+  since_ms: number | null;
+  reason: string;
+  steps: string[];
 }
 
 export interface EventPage {
@@ -125,8 +135,11 @@ export interface SmokePage {
 
 export interface StoreState {
   path: string;
-  writable: boolean;
+  open: boolean; // false: it could not even be opened
+  writable: boolean; // false: the disk refuses rows, they wait
   message: string;
+  failing_since: number | null;
+  queued_rows: number;
   file_bytes: number;
   dropped_rows: number;
   dropped_trees: number;
@@ -144,6 +157,7 @@ export interface Status {
   phase: Phase;
   model: ModelInfo | null;
   engine: EngineNow;
+  ladder: LadderNow;
   live: LiveRequest[];
   smoke: SmokeRun | null;
   smoke_running: SmokeRunning | null;
@@ -200,6 +214,79 @@ export interface RunPage {
   offset: number;
   limit: number;
   runs: ServiceRun[];
+}
+
+export interface TimelineRun extends ServiceRun {
+  phases: RunPhase[];
+  events: ServiceEvent[]; // warnings, errors, the ladder's, the store's
+}
+
+export interface Timeline {
+  total: number;
+  offset: number;
+  limit: number;
+  runs: TimelineRun[]; // newest first
+  events_left_out: number;
+}
+
+export interface RunComparison {
+  runs: ServiceRun[];
+  rows: { section: string; name: string; unit: string; values: unknown[]; differs: boolean; measured: boolean }[]; // what differs first
+}
+
+export interface SmokeCell {
+  verdict: SmokeCheck["verdict"];
+  figure: number | null;
+  unit: string;
+  ms: number;
+  message: string;
+  output: string;
+}
+
+export interface SmokeComparison {
+  runs: Omit<SmokeRun, "checks">[];
+  rows: { name: string; mode: string; input_id: string; what: string; cells: (SmokeCell | null)[]; differs: boolean }[];
+}
+
+export interface Percentiles {
+  count: number;
+  p50: number | null;
+  p90: number | null;
+  p95: number | null;
+  p99: number | null;
+}
+
+// Sums over requests.
+export interface Totals {
+  requests: number;
+  errors: number;
+  prompt_tokens: number;
+  completion_tokens: number;
+  cached_tokens: number;
+  rounds: number;
+  drafted: number;
+  accepted: number;
+  tokens_per_round: number | null;
+  tokens_per_second: number | null;
+  accepted_at: number[];
+  histogram: number[];
+}
+
+export interface Summary {
+  totals: Totals;
+  ttft_ms: Percentiles;
+  total_ms: Percentiles;
+  tokens_per_second: Percentiles;
+  tokens_per_round: Percentiles;
+}
+
+export type AcceptanceGroup = Totals & { name: string };
+
+export interface Acceptance {
+  speculative: Totals; // mode NONE left out, as in the two below
+  by_mode: AcceptanceGroup[];
+  by_thinking: AcceptanceGroup[];
+  by_context: AcceptanceGroup[];
 }
 
 export interface RequestRow {

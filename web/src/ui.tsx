@@ -1,6 +1,8 @@
 // Small parts that every page is made of.
 import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
+import { moment } from "./format.ts";
+import type { ServiceEvent } from "./types.ts";
 
 export function Panel(props: { title: ComponentChildren; aside?: ComponentChildren; flush?: boolean; children: ComponentChildren; id?: string }) {
   return (
@@ -154,6 +156,22 @@ export function Pager(props: { offset: number; limit: number; total: number; nou
         </>
       )}
     </div>
+  );
+}
+
+export function EventList({ events, now }: { events: ServiceEvent[]; now: number }) {
+  return (
+    <ul class="events">
+      {events.map((event) => (
+        <li key={event.id}>
+          <time dateTime={new Date(event.time).toISOString()}>{moment(event.time, now)}</time>
+          <span class="text">
+            {event.severity !== "info" && <Badge tone={event.severity === "error" ? "bad" : "warn"}>{event.severity}</Badge>} {event.message}{" "}
+            <span class="softer mono">{event.kind}</span>
+          </span>
+        </li>
+      ))}
+    </ul>
   );
 }
 

@@ -2,8 +2,9 @@ import { useState } from "preact/hooks";
 import { usePolled } from "../api.ts";
 import { ago, clock, count, day, duration, integer, moment } from "../format.ts";
 import { href, route } from "../route.ts";
-import type { RunDetail, RunPage, ServiceRun } from "../types.ts";
-import { Badge, Empty, Facts, LoadError, Pager, Panel, type Tone, useRowKeys } from "../ui.tsx";
+import { Timeline, TimelineLegend, isLadder } from "../timeline.tsx";
+import type { EventPage, RunDetail, ServiceRun, Timeline as TimelineData } from "../types.ts";
+import { Badge, Empty, EventList, Facts, LoadError, Pager, Panel, type Tone, useRowKeys } from "../ui.tsx";
 
 const pageSize = 25;
 
@@ -17,12 +18,15 @@ function endText(run: ServiceRun): string {
 
 export function HistoryPage() {
   const [offset, setOffset] = useState(0);
-  const list = usePolled<RunPage>(`runs?limit=${pageSize}&offset=${offset}`, 4000);
+  const [picked, setPicked] = useState<number[]>([]);
+  const list = usePolled<TimelineData>(`timeline?limit=${pageSize}&offset=${offset}`, 4000);
   const chosen = route.value.parts[1];
   const keys = useRowKeys();
   if (list.error && !list.data) return <LoadError error={list.error} />;
   if (!list.data) return <Empty title="Reading the history …" />;
-  const { runs, total } = list.data;
+  const { runs, total, events_left_out } = list.data;
+  // The last two that were chosen: a third takes the place of the first.
+  const pick = (id: number) => setPicked((old) => (old.includes(id) ? old.filter((p) => p !== id) : [...old, id].slice(-2)));
   const now = Date.now();
   const open = chosen ? Number(chosen) : runs[0]?.id;
   return (
@@ -37,14 +41,18 @@ export function HistoryPage() {
       ) : (
         <>
           <Panel title="Time line" aside={<TimelineLegend />}>
-            <Timeline runs={runs} now={now} chosen={open} />
+            <Timeline runs={runs} now={now} chosen={open} label="Time line of starts" />
+            {events_left_out > 0 && <p class="small softer">{count(events_left_out, "older event")} without a mark.</p>}
           </Panel>
           <div class="columns half">
-            <Panel title="Starts" flush aside="newest first">
+            <Panel title="Starts" flush aside={<CompareLink picked={picked} path={["history", "compare"]} noun="starts" />}>
               <div class="scroll">
                 <table>
                   <thead>
                     <tr>
+                      <th scope="col">
+                        <span class="visually-hidden">Compare</span>
+                      </th>
                       <th scope="col">Started</th>
                       <th scope="col" class="num">
                         Lasted
@@ -64,6 +72,9 @@ export function HistoryPage() {
                           location.hash = href(["history", run.id]);
                         }}
                       >
+                        <td class="pick" onClick={(event) => event.stopPropagation()}>
+                          <input type="checkbox" checked={picked.includes(run.id)} onChange={() => pick(run.id)} aria-label={`Compare the start of ${moment(run.started, now)}`} />
+                        </td>
                         <th scope="row">
                           <a class="row-link" data-row href={href(["history", run.id])} aria-current={run.id === open ? "true" : undefined}>
                             {moment(run.started, now)}
@@ -72,6 +83,7 @@ export function HistoryPage() {
                         <td class="num">{duration((run.ended ?? now) - run.started)}</td>
                         <td class="wrap">
                           <Badge tone={stateTone(run.state)}>{run.state}</Badge>
+                          <span class="softer small"> {run.version}</span>
                         </td>
                         <td class="num">
                           {integer(run.requests)}
@@ -84,7 +96,7 @@ export function HistoryPage() {
               </div>
               <Pager offset={offset} limit={pageSize} total={total} noun="starts" go={setOffset} />
             </Panel>
-            {open !== undefined && <RunPanel id={open} now={now} />}
+            {open !== undefined && <RunPanel id={open} now={now} inLine={runs.find((run) => run.id === open)} />}
           </div>
         </>
       )}
@@ -92,82 +104,15 @@ export function HistoryPage() {
   );
 }
 
-function TimelineLegend() {
-  return (
-    <span class="legend">
-      <span>
-        <svg width="14" height="8" aria-hidden="true">
-          <rect class="tl-start" width="14" height="8" rx="1" />
-        </svg>
-        starting
-      </span>
-      <span>
-        <svg width="14" height="8" aria-hidden="true">
-          <rect class="tl-up" width="14" height="8" rx="1" />
-        </svg>
-        serving
-      </span>
-      <span>
-        <svg width="14" height="14" aria-hidden="true">
-          <path class="tl-crash" d="M3 3l8 8M11 3l-8 8" />
-        </svg>
-        crashed or failed
-      </span>
-    </span>
-  );
+// Two or more rows that were chosen, as a link to where they stand side by side.
+export function CompareLink({ picked, path, noun }: { picked: number[]; path: string[]; noun: string }) {
+  if (picked.length < 2) return <span>choose two {noun} to compare</span>;
+  return <a href={href(path, { ids: picked.join(",") })}>Compare {picked.length} {noun}</a>;
 }
 
-// One lane a run would waste the page: runs follow each other, so they share one lane, and only the ends are marked.
-function Timeline({ runs, now, chosen }: { runs: ServiceRun[]; now: number; chosen: number | undefined }) {
-  const width = 1200;
-  const from = Math.min(...runs.map((r) => r.started));
-  const span = Math.max(10_000, now - from);
-  const x = (t: number) => 10 + ((t - from) / span) * (width - 20);
-  const steps = [2e3, 5e3, 15e3, 30e3, 60e3, 300e3, 900e3, 3600e3, 3 * 3600e3, 6 * 3600e3, 12 * 3600e3, 86400e3, 2 * 86400e3, 7 * 86400e3, 30 * 86400e3];
-  const step = steps.find((s) => span / s <= 9) ?? 90 * 86400e3;
-  const ticks: number[] = [];
-  const zone = new Date(from).getTimezoneOffset() * 60_000;
-  for (let t = Math.ceil((from - zone) / step) * step + zone; t < now; t += step) ticks.push(t);
-  const text = `${count(runs.length, "start")} since ${moment(from, now)}; ${count(runs.filter((r) => r.state === "crashed" || r.state === "failed").length, "crash or failure", "crashes or failures")}`;
-  return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Time line of starts">
-      <svg class="timeline" viewBox={`0 0 ${width} 62`} role="img" aria-label={text}>
-        {ticks.map((t) => (
-          <g key={t}>
-            <line class="tl-tick" x1={x(t)} x2={x(t)} y1={4} y2={40} />
-            <text class="tl-text" x={x(t)} y={56}>
-              {step >= 86400e3 ? day(t).slice(5) : step < 60e3 ? clock(t) : clock(t).slice(0, 5)}
-            </text>
-          </g>
-        ))}
-        <rect class="tl-bed" x={10} y={14} width={width - 20} height={16} rx={3} />
-        {[...runs].reverse().map((run) => {
-          const end = run.ended ?? now;
-          const ready = run.ready ?? end;
-          return (
-            <g key={run.id} class={run.id === chosen ? "tl-run here" : "tl-run"}>
-              <title>{`${moment(run.started, now)}, ${duration(end - run.started)}, ${endText(run)}`}</title>
-              <rect class="tl-start" x={x(run.started)} y={14} width={Math.max(1, x(ready) - x(run.started))} height={16} />
-              {run.ready && <rect class="tl-up" x={x(ready)} y={14} width={Math.max(1.5, x(end) - x(ready))} height={16} />}
-              {run.id === chosen && <rect class="tl-here" x={x(run.started) - 1} y={11} width={Math.max(4, x(end) - x(run.started) + 2)} height={22} rx={3} />}
-            </g>
-          );
-        })}
-        {runs
-          .filter((run) => run.state === "crashed" || run.state === "failed")
-          .map((run) => (
-            <g key={run.id} transform={`translate(${x(run.ended ?? now)} 22)`}>
-              <circle class="tl-spot" r={8} />
-              <path class="tl-crash" d="M-3.5 -3.5l7 7m0 -7l-7 7" />
-            </g>
-          ))}
-      </svg>
-    </div>
-  );
-}
-
-function RunPanel({ id, now }: { id: number; now: number }) {
+function RunPanel({ id, now, inLine }: { id: number; now: number; inLine: TimelineData["runs"][number] | undefined }) {
   const { data: run, error } = usePolled<RunDetail>(`runs/${id}`, 4000);
+  const events = usePolled<EventPage>(`events?run=${id}&limit=50`, 4000).data;
   if (error && !run) return <LoadError error={error} />;
   if (!run || run.id !== id)
     return (
@@ -192,8 +137,17 @@ function RunPanel({ id, now }: { id: number; now: number }) {
           ]}
         />
       </Panel>
+      {inLine && (
+        <Panel title="This start alone">
+          <Timeline runs={[inLine]} now={now} label="Time line of this start" width={620} />
+          {!inLine.events.some(isLadder) && <p class="small softer">The fault ladder stayed at its top step.</p>}
+        </Panel>
+      )}
       <Panel title="Phases">
         {run.phases.length ? <Phases run={run} /> : <Empty title="No phase is recorded." />}
+      </Panel>
+      <Panel title="Events" flush aside={events && events.total > events.events.length ? `newest ${events.events.length} of ${integer(events.total)}` : undefined}>
+        {events?.events.length ? <EventList events={events.events} now={now} /> : <Empty title="No events.">Steps of the fault ladder, suspicious streams, stuck rounds, canaries and refused writes are told here.</Empty>}
       </Panel>
       <Panel title="Flags">
         <Flags flags={run.flags} />

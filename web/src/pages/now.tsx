@@ -5,7 +5,7 @@ import { ago, count, duration, fixed, integer, moment, rate } from "../format.ts
 import { href } from "../route.ts";
 import { modeText, status } from "../state.ts";
 import type { EventPage, LiveRequest, Series, Status } from "../types.ts";
-import { Badge, Empty, Panel, Stats, phaseTone, verdictTone, verdictWord } from "../ui.tsx";
+import { Badge, Empty, EventList, Panel, Stats, phaseTone, verdictTone, verdictWord } from "../ui.tsx";
 
 export function NowPage() {
   const now = status.value;
@@ -55,23 +55,14 @@ export function NowPage() {
           </Panel>
           <Panel title="Recent events" flush>
             {events?.events.length ? (
-              <ul class="events">
-                {events.events.map((event) => (
-                  <li key={event.id}>
-                    <time dateTime={new Date(event.time).toISOString()}>{moment(event.time, now.now)}</time>
-                    <span class="text">
-                      {event.severity !== "info" && <Badge tone={event.severity === "error" ? "bad" : "warn"}>{event.severity}</Badge>} {event.message}{" "}
-                      <span class="softer mono">{event.kind}</span>
-                    </span>
-                  </li>
-                ))}
-              </ul>
+              <EventList events={events.events} now={now.now} />
             ) : (
               <Empty title="No events.">Fallbacks to plain decoding, suspicious streams, failed checks and restarts are told here.</Empty>
             )}
           </Panel>
         </div>
         <div class="stack">
+          {now.ladder?.steps.length > 0 && <LadderPanel now={now} />}
           <Panel title="Tokens a round, last hour">
             {series && series.tokens_per_round.some((n) => n !== null) ? (
               <TimeChart
@@ -137,13 +128,26 @@ function Headline({ now }: { now: Status }) {
             "No smoke test yet."
           )}
         </p>
-        {now.store && !now.store.writable && (
-          <p>
-            <Badge tone="bad">The history cannot be written: {now.store.message}</Badge>
-          </p>
-        )}
       </div>
     </div>
+  );
+}
+
+// The steps that faults lead down and proof leads up, with the one the service stands on.
+function LadderPanel({ now }: { now: Status }) {
+  const { steps, step, reason, since_ms } = now.ladder;
+  const at = steps.indexOf(step);
+  return (
+    <Panel title="Fault ladder" aside={since_ms ? `since ${moment(since_ms, now.now)}` : undefined}>
+      <ol class="rungs">
+        {steps.map((name, i) => (
+          <li key={name} aria-current={name === step ? "step" : undefined} class={name === step ? (i === 0 ? "here" : "here low") : ""}>
+            {name}
+          </li>
+        ))}
+      </ol>
+      <p class="small soft">{at <= 0 && !reason ? "At the top: no fault has led down a step." : `${at <= 0 ? "Back at the top" : "Last step"}: ${reason}`}</p>
+    </Panel>
   );
 }
 

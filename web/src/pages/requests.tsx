@@ -1,34 +1,21 @@
-import { useEffect, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { ApiError, download, usePolled } from "../api.ts";
-import { duration, fixed, integer, moment, rate } from "../format.ts";
+import { FilterTools, filterText, filtered } from "../filter.tsx";
+import { count, duration, fixed, integer, moment, rate } from "../format.ts";
 import { href, route, setQuery } from "../route.ts";
-import type { RequestPage as Page, RequestRow } from "../types.ts";
+import type { RequestPage as Page, Percentiles, RequestRow, Summary } from "../types.ts";
 import { Badge, Empty, LoadError, Pager, Panel, finishTone, useRowKeys } from "../ui.tsx";
 
 const pageSize = 50;
-// Column -> the orders of the store that it can show (first click, second click).
-type Order = "newest" | "oldest" | "slowest" | "first_token" | "tokens" | "acceptance" | "speed";
-
-function queryText(): string {
-  const query = route.value.query;
-  const out = new URLSearchParams();
-  for (const name of ["finish", "mode", "error", "run", "client", "sort"]) {
-    const value = query.get(name);
-    if (value) out.set(name, value);
-  }
-  return out.toString();
-}
+type Order = "newest" | "slowest" | "first_token" | "tokens" | "acceptance" | "speed" | "context";
 
 export function RequestsPage() {
   const query = route.value.query;
   const offset = Number(query.get("offset") ?? 0) || 0;
-  const filter = queryText();
+  const filter = filterText(["sort", "order"]);
   const { data, error } = usePolled<Page>(`requests?limit=${pageSize}&offset=${offset}&${filter}`, 3000);
   const [failed, setFailed] = useState("");
   const keys = useRowKeys();
-  const sort = (query.get("sort") ?? "newest") as Order;
-  const set = (changes: Record<string, string>) => setQuery({ offset: "", ...changes });
-  const filtered = ["finish", "mode", "error", "run", "client"].some((n) => query.get(n));
   const save = async (format: "csv" | "json") => {
     setFailed("");
     try {
@@ -43,23 +30,7 @@ export function RequestsPage() {
       <div class="head">
         <h1>Requests</h1>
       </div>
-      <div class="tools" role="search" aria-label="Filter requests">
-        <Choice name="Finish" value={query.get("finish") ?? ""} choices={["stop", "length", "tool_calls", "cancelled", "error"]} set={(finish) => set({ finish })} />
-        <Choice name="Mode" value={query.get("mode") ?? ""} choices={["DDTREE", "DFLASH", "NEXTN", "NONE"]} set={(mode) => set({ mode })} />
-        <label>
-          Error
-          <select value={query.get("error") ?? ""} onChange={(event) => set({ error: event.currentTarget.value })}>
-            <option value="">with and without</option>
-            <option value="1">with an error</option>
-            <option value="0">without</option>
-          </select>
-        </label>
-        <ClientField value={query.get("client") ?? ""} set={(client) => set({ client })} />
-        {filtered && (
-          <button type="button" onClick={() => set({ finish: "", mode: "", error: "", run: "", client: "" })}>
-            Clear{query.get("run") ? ` (start ${query.get("run")})` : ""}
-          </button>
-        )}
+      <FilterTools>
         <div class="end">
           <button type="button" onClick={() => void save("csv")} disabled={!data?.total}>
             Export CSV
@@ -68,17 +39,18 @@ export function RequestsPage() {
             Export JSON
           </button>
         </div>
-      </div>
+      </FilterTools>
       {failed && (
         <p role="alert">
           <Badge tone="bad">{failed}</Badge>
         </p>
       )}
-      <Panel title="Finished requests" flush aside={data ? `${integer(data.total)} ${filtered ? "match" : "kept"}` : undefined}>
+      <SummaryPanel filter={filterText()} />
+      <Panel title="Finished requests" flush aside={data ? `${integer(data.total)} ${filtered() ? "match" : "kept"}` : undefined}>
         {!data ? (
           <Empty title="Reading …" />
         ) : data.total === 0 ? (
-          filtered ? (
+          filtered() ? (
             <Empty title="No request matches.">Change the filter, or clear it.</Empty>
           ) : (
             <Empty title="No request has finished yet.">Each one is listed here with its times, tokens and acceptance as soon as it ends.</Empty>
@@ -89,7 +61,7 @@ export function RequestsPage() {
               <table>
                 <thead>
                   <tr>
-                    <Head name="Time" sort={sort} first="newest" second="oldest" set={set} />
+                    <Head name="Time" column="newest" />
                     <th scope="col" class="only-wide">
                       Model
                     </th>
@@ -97,14 +69,15 @@ export function RequestsPage() {
                     <th scope="col" class="num only-wide">
                       Prompt
                     </th>
-                    <Head name="Generated" num sort={sort} first="tokens" set={set} />
-                    <Head name="TTFT" num sort={sort} first="first_token" set={set} />
-                    <Head name="Total" num sort={sort} first="slowest" set={set} />
-                    <Head name="tok/s" num sort={sort} first="speed" set={set} />
+                    <Head name="Generated" num column="tokens" />
+                    <Head name="Context" num wide column="context" />
+                    <Head name="TTFT" num column="first_token" />
+                    <Head name="Total" num column="slowest" />
+                    <Head name="tok/s" num column="speed" />
                     <th scope="col" class="num only-wide">
                       Rounds
                     </th>
-                    <Head name="Tokens a round" num sort={sort} first="acceptance" set={set} />
+                    <Head name="Tokens a round" num column="acceptance" />
                     <th scope="col">Finish</th>
                   </tr>
                 </thead>
@@ -145,6 +118,7 @@ function Row({ r }: { r: RequestRow }) {
       <td>{r.mode}</td>
       <td class="num only-wide">{integer(r.prompt_tokens)}</td>
       <td class="num">{integer(r.completion_tokens)}</td>
+      <td class="num only-wide">{integer(r.prompt_tokens + r.completion_tokens)}</td>
       <td class="num">{r.completion_tokens ? duration(r.ttft_ms) : "–"}</td>
       <td class="num">{duration(r.total_ms)}</td>
       <td class="num">{r.tokens_per_second ? rate(r.tokens_per_second) : "–"}</td>
@@ -158,49 +132,66 @@ function Row({ r }: { r: RequestRow }) {
   );
 }
 
-function Head(props: { name: string; num?: boolean; sort: Order; first: Order; second?: Order; set: (q: Record<string, string>) => void }) {
-  const first = props.sort === props.first;
-  const second = props.second !== undefined && props.sort === props.second;
-  const next = first ? (props.second ?? "newest") : props.first;
+// First click: falling; second: rising; third: newest first again.
+function Head(props: { name: string; num?: boolean; wide?: boolean; column: Order }) {
+  const query = route.value.query;
+  const here = (query.get("sort") ?? "newest") === props.column;
+  const rising = query.get("order") === "rising";
+  const next = !here ? { sort: props.column, order: "" } : !rising ? { sort: props.column, order: "rising" } : { sort: "", order: "" };
   return (
-    <th scope="col" class={props.num ? "num" : ""} aria-sort={first ? "descending" : second ? "ascending" : undefined}>
-      <button type="button" onClick={() => props.set({ sort: next === "newest" ? "" : next })}>
+    <th scope="col" class={`${props.num ? "num" : ""}${props.wide ? " only-wide" : ""}`} aria-sort={here ? (rising ? "ascending" : "descending") : undefined}>
+      <button type="button" onClick={() => setQuery({ offset: "", ...next, sort: next.sort === "newest" ? "" : next.sort })}>
         {props.name}
-        <span aria-hidden="true">{first ? " ↓" : second ? " ↑" : ""}</span>
+        <span aria-hidden="true">{here ? (rising ? " ↑" : " ↓") : ""}</span>
       </button>
     </th>
   );
 }
 
-function Choice(props: { name: string; value: string; choices: string[]; set: (value: string) => void }) {
+// What the filter lets through, as percentiles.
+function SummaryPanel({ filter }: { filter: string }) {
+  const { data } = usePolled<Summary>(`requests/summary?${filter}`, 15_000);
+  if (!data || data.totals.requests === 0) return null;
+  const rows: [string, Percentiles, (n: number | null) => string, string][] = [
+    ["Time to first token", data.ttft_ms, duration, "from arrival, requests that wrote a token"],
+    ["Total time", data.total_ms, duration, "from arrival to the last token"],
+    ["Decode, tok/s", data.tokens_per_second, rate, "requests of more than one token"],
+    ["Tokens a round", data.tokens_per_round, (n) => fixed(n, 2), "speculative requests"],
+  ];
   return (
-    <label>
-      {props.name}
-      <select value={props.value} onChange={(event) => props.set(event.currentTarget.value)}>
-        <option value="">any</option>
-        {props.choices.map((c) => (
-          <option key={c} value={c}>
-            {c}
-          </option>
-        ))}
-      </select>
-    </label>
-  );
-}
-
-// Asks only once typing has paused.
-function ClientField({ value, set }: { value: string; set: (value: string) => void }) {
-  const [text, setText] = useState(value);
-  useEffect(() => setText(value), [value]);
-  useEffect(() => {
-    if (text === value) return;
-    const timer = setTimeout(() => set(text.trim()), 350);
-    return () => clearTimeout(timer);
-  }, [text]);
-  return (
-    <label>
-      Client
-      <input type="search" value={text} placeholder="part of its name" onInput={(event) => setText(event.currentTarget.value)} />
-    </label>
+    <Panel title="Percentiles" flush aside={`over ${count(data.totals.requests, "request")}, ${count(data.totals.errors, "error")}`}>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Percentiles">
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">Figure</th>
+              {["p50", "p90", "p95", "p99"].map((p) => (
+                <th key={p} scope="col" class="num" title={`The smallest value that ${p.slice(1)} % of the requests do not exceed`}>
+                  {p}
+                </th>
+              ))}
+              <th scope="col" class="num">
+                Requests
+              </th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map(([name, p, show, what]) => (
+              <tr key={name}>
+                <th scope="row" title={what}>
+                  {name}
+                </th>
+                {[p.p50, p.p90, p.p95, p.p99].map((v, i) => (
+                  <td key={i} class="num">
+                    {show(v)}
+                  </td>
+                ))}
+                <td class="num softer">{integer(p.count)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Panel>
   );
 }

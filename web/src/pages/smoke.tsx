@@ -5,6 +5,7 @@ import { href, route } from "../route.ts";
 import { status, statusRefresh } from "../state.ts";
 import type { SmokeCheck, SmokePage as Page, SmokeRun } from "../types.ts";
 import { Badge, Empty, Facts, LoadError, Pager, Panel, useRowKeys, verdictTone, verdictWord } from "../ui.tsx";
+import { CompareLink } from "./history.tsx";
 
 const pageSize = 20;
 
@@ -12,6 +13,8 @@ export function SmokePage() {
   const [offset, setOffset] = useState(0);
   const [asked, setAsked] = useState(false);
   const [failed, setFailed] = useState("");
+  const [picked, setPicked] = useState<number[]>([]);
+  const pick = (id: number) => setPicked((old) => (old.includes(id) ? old.filter((p) => p !== id) : [...old, id].slice(-6)));
   const busy = asked || status.value?.smoke_running != null;
   const list = usePolled<Page>(`smoke?limit=${pageSize}&offset=${offset}`, busy ? 700 : 4000);
   const keys = useRowKeys();
@@ -69,11 +72,14 @@ export function SmokePage() {
         </Panel>
       ) : (
         <div class="columns half">
-          <Panel title="Runs" flush aside="newest first">
+          <Panel title="Runs" flush aside={<CompareLink picked={picked} path={["smoke", "compare"]} noun="runs" />}>
             <div class="scroll">
               <table>
                 <thead>
                   <tr>
+                    <th scope="col">
+                      <span class="visually-hidden">Compare</span>
+                    </th>
                     <th scope="col">Time</th>
                     <th scope="col">Verdict</th>
                     <th scope="col">Trigger</th>
@@ -97,6 +103,9 @@ export function SmokePage() {
                         location.hash = href(["smoke", r.id]);
                       }}
                     >
+                      <td class="pick" onClick={(event) => event.stopPropagation()}>
+                        <input type="checkbox" checked={picked.includes(r.id)} onChange={() => pick(r.id)} aria-label={`Compare the run of ${moment(r.started, now)}`} />
+                      </td>
                       <th scope="row">
                         <a class="row-link" data-row href={href(["smoke", r.id])} aria-current={r.id === open?.id ? "true" : undefined}>
                           {moment(r.started, now)}
