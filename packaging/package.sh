@@ -53,7 +53,7 @@ for p in nlohmann-json3-dev libsqlite3-dev libspdlog-dev libfmt-dev libpcre2-dev
 for p in preact @preact/signals @preact/signals-core uplot; do licence "$(tr / - <<<"${p#@}")" "web/node_modules/$p/LICENSE"; done
 tar -xOf "$top"/.deps/apt-trixie/cpp-httplib_*.orig.tar.* --wildcards '*/LICENSE' >"$work/httplib"
 licence cpp-httplib "$work/httplib"
-licence gcc-runtime /usr/share/doc/gcc-12-base/copyright
+licence gcc-runtime "/usr/share/doc/gcc-$(g++ -dumpversion | cut -d. -f1)-base/copyright"
 {
   printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\nUpstream-Name: ddtree\n\n'
   printf 'Files: *\nCopyright: the ddtree authors\nLicense: Apache-2.0\n'

@@ -33,6 +33,8 @@ test('the package says what it needs and holds what it should', () => {
   assert.equal(run('dpkg-deb', ['-I', packages.deb, 'conffiles']).out.trim(), '/etc/default/ddtree');
   assert.equal(run(join(root, 'usr/bin/ddtree'), ['--version']).out.trim(), `ddtree ${version}`);
   assert.doesNotMatch(run('readelf', ['-S', join(root, 'usr/bin/ddtree')]).out, /\.debug_info/, 'stripped');
+  // Faults on demand are for tests; what is shipped has none.
+  assert.equal(run(join(root, 'usr/bin/ddtree'), ['serve', '--inject', 'oom']).status, 64);
   // The manual page is one that man can set without a warning.
   const page = run('sh', ['-c', `zcat ${join(root, 'usr/share/man/man1/ddtree.1.gz')} | man --warnings -l -`], { env: { ...process.env, MANWIDTH: '120', LC_ALL: 'C.UTF-8' } });
   assert.equal(page.status, 0, page.text);
