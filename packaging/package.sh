@@ -68,8 +68,10 @@ man=$work/ddtree.1
   printf '.TH DDTREE 1 "%s" "ddtree %s"\n.SH NAME\nddtree \\- OpenAI\\-compatible server with draft trees\n' "$(date -u -d "@$SOURCE_DATE_EPOCH" +%F)" "$version"
   printf '.SH SYNOPSIS\n.B ddtree\n.I COMMAND\n[options]\n.SH COMMANDS\n.nf\n'
   "$binary" --help | sed -n '/^  /p' | roff
-  printf '.fi\n.SH DDTREE SERVE\n.nf\n'
-  "$binary" serve --help | roff
+  for command in $("$binary" --help | sed -n 's/^  \([a-z]*\) .*/\1/p'); do
+    printf '.fi\n.SH DDTREE %s\n.nf\n' "${command^^}"
+    "$binary" "$command" --help | roff
+  done
   printf '.fi\n.SH FILES\n.TP\n/etc/default/ddtree\nflags of the unit ddtree.service; /etc/default/ddtree@NAME of ddtree@NAME.service\n'
   printf '.TP\n/var/lib/ddtree/ddtree.db\nthe history (SQLite)\n.TP\n/usr/share/doc/ddtree/install.md\ninstalling, moving from SGLang, going back\n'
 } >"$man"

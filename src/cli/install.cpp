@@ -250,7 +250,7 @@ int install(int argc, char** argv) {
                       {"notes", m.notes},
                       {"blockers", m.blockers},
                       {"written", written},
-                      {"backup", written ? Json(backup) : Json(nullptr)},
+                      {"backup", written && in_place ? Json(backup) : Json(nullptr)},
                       {"systemctl", systemctl},
                       {"error", status.ok() ? Json(nullptr) : Json(status.message())}};
     fmt::print("{}\n", out.dump(2, ' ', false, Json::error_handler_t::replace));
