@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/generators/catch_generators.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
 #include <csignal>
 #include <cstdlib>
@@ -144,6 +145,7 @@ TEST_CASE("a unit that was edited or deleted since does not hinder the way back"
 }
 
 TEST_CASE("kill -9 between any two steps of a replacement loses nothing, and the next call completes it", "[units]") {
+  const bool forward = GENERATE(true, false);  // either way on: to the end, or back
   int kills = 0;
   for (int step = 0;; ++step) {
     Scratch s;
@@ -155,8 +157,6 @@ TEST_CASE("kill -9 between any two steps of a replacement loses nothing, and the
     CHECK((now == kOld || now == kNew));
     CHECK((s.is_old(s.unit) || s.is_old(unit_backup_path(s.unit))));
     if (now == kOld) {
-      // Either way on: to the end, or back.
-      const bool forward = step % 2 == 0;
       if (forward || !fs::exists(unit_backup_path(s.unit))) {
         REQUIRE(replace_unit(s.unit, kOld, kNew).ok());
         CHECK(Scratch::read(s.unit) == kNew);
