@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 #include <unordered_set>
+#include <utility>
 
 #include "base/log.h"
 #include "engine/pools.h"
@@ -21,6 +22,18 @@
 
 namespace ddtree {
 namespace {
+
+ops::SampleParams sample_params(const SamplingParams& p) {
+  return {p.temperature,
+          p.top_p,
+          p.min_p,
+          p.top_k,
+          p.presence_penalty,
+          p.frequency_penalty,
+          p.repetition_penalty,
+          p.seed,
+          static_cast<uint32_t>(p.choice)};
+}
 
 class EngineImpl final : public Engine {
  public:
@@ -56,6 +69,9 @@ class EngineImpl final : public Engine {
   Result<uint64_t> submit(Request request, DeltaSink sink) override;
   void cancel(uint64_t id) override;
   void drain(double seconds) override;
+  void limit_mode(SpeculationMode most) override;
+  void reset_drafts() override;
+  Status score(ScoreRequest request, ScoreSink sink) override;
   EngineSnapshot snapshot() const override;
   const EngineOptions& options() const override { return options_; }
 
@@ -64,6 +80,8 @@ class EngineImpl final : public Engine {
 
   void loop();
   void admit();
+  static void limit(Sequence& sequence, SpeculationMode most);
+  void restart_drafting(Sequence& sequence);
   bool start(Sequence& sequence);
   void retire(Sequence& sequence);
   void deliver(Sequence& sequence);
@@ -84,7 +102,9 @@ class EngineImpl final : public Engine {
   // Shared.
   mutable std::mutex mutex_;
   std::condition_variable wake_, idle_;
-  std::deque<Owned> waiting_;
+  std::deque<Owned> waiting_, scores_;
+  SpeculationMode most_ = SpeculationMode::kDdtree;
+  bool reset_drafts_ = false;
   std::unordered_set<uint64_t> cancelled_;
   EngineSnapshot published_;
   MinuteRates published_rates_;
@@ -107,15 +127,7 @@ Result<uint64_t> EngineImpl::submit(Request request, DeltaSink sink) {
   s.shadow = options_.shadow_linear && mode == SpeculationMode::kDdtree;
   s.pages_needed =
       pages_needed(static_cast<int32_t>(r.prompt.size()), r.max_tokens, draft_overshoot(mode, options_), executor_.options().page_size);
-  s.sampling = {r.sampling.temperature,
-                r.sampling.top_p,
-                r.sampling.min_p,
-                r.sampling.top_k,
-                r.sampling.presence_penalty,
-                r.sampling.frequency_penalty,
-                r.sampling.repetition_penalty,
-                r.sampling.seed,
-                static_cast<uint32_t>(r.sampling.choice)};
+  s.sampling = sample_params(r.sampling);
   if (s.sampling.penalised()) s.history.prompt.insert(r.prompt.begin(), r.prompt.end());
   s.stats.mode = mode;
   s.stats.prompt_tokens = static_cast<int32_t>(r.prompt.size());
@@ -127,12 +139,80 @@ Result<uint64_t> EngineImpl::submit(Request request, DeltaSink sink) {
     return {Code::kTemporary, fmt::format("{} requests are running or waiting; the limit is {} running and {} waiting", in_flight_,
                                           options_.max_running, options_.max_queue)};
   s.id = next_id_++;
+  limit(s, most_);
   if (r.sampling.seed == 0 && !r.sampling.seed_given) s.sampling.seed = random_();
   ++in_flight_;
   const uint64_t id = s.id;
   waiting_.push_back(std::move(sequence));
   wake_.notify_all();
   return id;
+}
+
+Status EngineImpl::score(ScoreRequest request, ScoreSink sink) {
+  DDTREE_RETURN_IF_ERROR(validate_score(request, options_, executor_));
+  auto scoring = std::make_unique<Scoring>();
+  scoring->sink = std::move(sink);
+  scoring->prompt = static_cast<int32_t>(request.request.prompt.size());
+  scoring->from = request.from;
+  ops::TokenHistory history;
+  history.prompt.insert(request.request.prompt.begin(), request.request.prompt.end());
+  Request& r = request.request;
+  r.prompt.insert(r.prompt.end(), request.generated.begin(), request.generated.end() - 1);
+  r.mode = SpeculationMode::kNone;
+  r.own = true;
+  r.record_trees = false;
+  scoring->generated = std::move(request.generated);
+  auto sequence = std::make_unique<Sequence>(0, std::move(r), DeltaSink(), options_.eos_ids, tokenizer_);
+  Sequence& s = *sequence;
+  s.pages_needed = pages_needed(static_cast<int32_t>(s.request.prompt.size()), 1, 0, executor_.options().page_size);
+  s.sampling = sample_params(s.request.sampling);
+  if (s.sampling.penalised()) s.history = std::move(history);
+  s.scoring = std::move(scoring);
+  s.submitted = Clock::now();
+
+  std::lock_guard lock(mutex_);
+  if (draining_) return {Code::kTemporary, "the engine is draining: nothing is scored any more"};
+  s.id = next_id_++;
+  ++in_flight_;
+  scores_.push_back(std::move(sequence));
+  wake_.notify_all();
+  return {};
+}
+
+void EngineImpl::limit(Sequence& s, SpeculationMode most) {
+  if (s.scoring) return;
+  SpeculationMode mode = limited_mode(s.mode, most);
+  if (mode == s.mode) return;
+  // What the drafter has not been fed it cannot draft from; only trees of `auto` are ever fed later.
+  if (s.behind) mode = SpeculationMode::kNone;
+  s.mode = s.stats.mode = mode;
+  s.shadow = false;
+  s.foretold.clear();
+}
+
+void EngineImpl::limit_mode(SpeculationMode most) {
+  std::lock_guard lock(mutex_);
+  most_ = most;
+  for (auto& s : waiting_) limit(*s, most);
+  wake_.notify_all();
+}
+
+void EngineImpl::reset_drafts() {
+  std::lock_guard lock(mutex_);
+  reset_drafts_ = true;
+  wake_.notify_all();
+}
+
+// Everything that the sequence knows is run once more, and the drafter fed with it.
+void EngineImpl::restart_drafting(Sequence& s) {
+  if (s.scoring || s.finished || s.mode == SpeculationMode::kNone || s.anchor < 0) return;
+  executor_.reset_slot(s.slot);
+  s.context = 0;
+  s.replaying = true;
+  s.behind = false;
+  s.fallback = FallbackPolicy();
+  s.outlook = Outlook();
+  s.rounds_without_draft = s.hopeless_rounds = s.promising_rounds = 0;
 }
 
 void EngineImpl::cancel(uint64_t id) {
@@ -155,7 +235,8 @@ void EngineImpl::drain(double seconds) {
 EngineSnapshot EngineImpl::snapshot() const {
   std::lock_guard lock(mutex_);
   EngineSnapshot s = published_;
-  s.waiting = static_cast<int32_t>(waiting_.size());
+  s.waiting = static_cast<int32_t>(waiting_.size() + scores_.size());
+  s.most = most_;
   const MinuteRates::Bucket minute = published_rates_.sum(Clock::now());
   s.prefill_tps_1m = minute.prompt_ms > 0 ? minute.prompt_tokens / minute.prompt_ms * 1e3 : 0;
   s.decode_tps_1m = minute.decode_ms > 0 ? minute.decoded_tokens / minute.decode_ms * 1e3 : 0;
@@ -178,7 +259,17 @@ bool EngineImpl::start(Sequence& s) {
 
 // In order of arrival: a large request at the head waits for its pages and is not overtaken for ever by small ones.
 void EngineImpl::admit() {
-  while (static_cast<int32_t>(running_.size()) < options_.max_running) {
+  int32_t clients = 0, scoring = 0;
+  for (const auto& s : running_) ++(s->scoring ? scoring : clients);
+  {
+    std::unique_lock lock(mutex_);
+    if (!scores_.empty() && scoring == 0) {
+      if (!start(*scores_.front())) return;
+      running_.push_back(std::move(scores_.front()));
+      scores_.pop_front();
+    }
+  }
+  for (; clients < options_.max_running; ++clients) {
     std::unique_lock lock(mutex_);
     if (waiting_.empty()) return;
     Sequence& head = *waiting_.front();
@@ -216,13 +307,21 @@ void EngineImpl::retire(Sequence& s) {
     t.decode_ms = milliseconds_between(s.first_token, now);
   }
   d.stats = std::move(t);
-  if (s.request.own) ++state_.own_requests;
+  if (s.scoring) ++state_.scored;
+  else if (s.request.own) ++state_.own_requests;
   else if (d.finish == FinishReason::kCancelled) ++state_.requests_cancelled;
   else if (d.finish == FinishReason::kError) ++state_.requests_failed;
   else ++state_.requests_finished;
 }
 
 void EngineImpl::deliver(Sequence& s) {
+  if (s.scoring) {
+    if (!s.delta.finished) return;
+    Score score = std::move(s.scoring->score);
+    if (s.delta.finish == FinishReason::kCancelled) score.error = "the engine stops";
+    if (s.delta.finish == FinishReason::kError) score.error = s.delta.error;
+    return s.scoring->sink(std::move(score));
+  }
   if (s.delta.finished || !s.delta.ids.empty() || !s.delta.pieces.empty()) s.sink(std::move(s.delta));
   s.delta = Delta();
 }
@@ -239,6 +338,15 @@ void EngineImpl::count(const PassReport& r) {
     if (state_.accepted_at.size() < static_cast<size_t>(n)) state_.accepted_at.resize(static_cast<size_t>(n), 0);
     for (int32_t i = 0; i < n; ++i) ++state_.accepted_at[static_cast<size_t>(i)];
   }
+  for (size_t m = 0; m < r.draft_rounds.size(); ++m) {
+    state_.draft_rounds[m] += r.draft_rounds[m];
+    state_.draft_accepted[m] += r.draft_accepted[m];
+  }
+  state_.nan_faults += r.nan_faults;
+  state_.failed_drafts += r.failed_drafts;
+  if (!r.nan_message.empty()) state_.nan_message = r.nan_message;
+  if (!r.lost.ok()) ++state_.lost_passes, state_.lost_code = r.lost.code(), state_.lost_message = r.lost.message();
+  if (r.timed) ++state_.timed_passes, state_.pass_ms += r.pass_ms, state_.promised_ms += r.promised_ms;
   MinuteRates::Bucket& b = rates_.now(Clock::now());
   // A pass that clients share with a smoke test counts with its whole time: they waited for it.
   if (prompt_rows > 0) b.prompt_tokens += prompt_rows, b.prompt_ms += r.milliseconds;
@@ -262,18 +370,30 @@ void EngineImpl::loop() {
   for (;;) {
     std::vector<Owned> gone;  // cancelled before they ran
     std::unordered_set<uint64_t> ended;
-    bool stopping, all;
+    bool stopping, all, reset;
+    SpeculationMode most;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [&] { return stop_ || cancel_all_ || !waiting_.empty() || !running_.empty() || !cancelled_.empty(); });
+      wake_.wait(lock,
+                 [&] { return stop_ || cancel_all_ || !waiting_.empty() || !scores_.empty() || !running_.empty() || !cancelled_.empty(); });
       stopping = stop_;
       all = stopping || cancel_all_;
       cancel_all_ = false;
       ended.swap(cancelled_);
+      reset = std::exchange(reset_drafts_, false);
+      most = most_;
+      if (all)
+        for (auto& s : scores_) gone.push_back(std::move(s));
+      if (all) scores_.clear();
       for (auto it = waiting_.begin(); it != waiting_.end();) {
         if (all || ended.contains((*it)->id)) gone.push_back(std::move(*it)), it = waiting_.erase(it);
         else ++it;
       }
+    }
+    for (auto& s : running_) limit(*s, most);
+    if (reset) {
+      rounds_.forget_drafts();
+      for (auto& s : running_) restart_drafting(*s);
     }
     for (auto& s : running_)
       if (all || ended.contains(s->id)) s->finished = true, s->delta.finish = FinishReason::kCancelled;

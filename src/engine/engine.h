@@ -1,6 +1,7 @@
 // The engine: sequences, scheduler, rounds and the one commit point, on a thread of its own.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -43,10 +44,22 @@ struct EngineSnapshot {  // for /metrics and the dashboard. Counters and rates a
   std::vector<int64_t> accepted_at;               // [depth]
   int64_t fallbacks = 0;                          // sequences that fell back to NONE because drafting did not pay
   int64_t own_requests = 0;                       // ended ones with Request::own
+  int64_t scored = 0;                             // ended score()s
   int64_t passes = 0;                             // forest passes so far, of all requests: moves while work is done
   double prefill_tps_1m = 0, decode_tps_1m = 0;   // last minute; 0 when idle
   double acceptance_1m = 0;                       // mean tokens a round, last minute; 0 when idle
-  CostPoints verify_ms, draft_ms, host_ms;        // what `auto` reckons with: by rows of a pass; by sequences; by sequences
+  // What goes wrong, for the watch (health/watch.h). Of all requests, also the service's own.
+  int64_t nan_faults = 0;      // sequences that logits which are not finite ended
+  int64_t lost_passes = 0;     // passes (or their commits) of which nothing could be kept
+  int64_t failed_drafts = 0;   // drafter passes that failed
+  Code lost_code = Code::kOk;  // of the last lost pass
+  std::string nan_message, lost_message;
+  std::array<int64_t, 4> draft_rounds{}, draft_accepted{};  // [SpeculationMode] rounds that drafted, and what they accepted; clients' only
+  // Drafting and verifying in passes without prompt rows: what they took, and what the costs measured at start promised. 0: not measured.
+  double pass_ms = 0, promised_ms = 0;
+  int64_t timed_passes = 0;
+  SpeculationMode most = SpeculationMode::kDdtree;  // limit_mode()
+  CostPoints verify_ms, draft_ms, host_ms;          // what `auto` reckons with: by rows of a pass; by sequences; by sequences
 };
 
 class Engine {
@@ -64,6 +77,18 @@ class Engine {
 
   // No new requests; returns when the running ones ended or the deadline passed (then they are cancelled).
   virtual void drain(double seconds) = 0;
+
+  // Requests get at most this mode from now on, whatever they ask for; running ones are brought down before their next round and stay
+  // there. DFLASH: no trees; NONE: nothing is drafted; DDTREE and NEXTN: no limit.
+  virtual void limit_mode(SpeculationMode most) = 0;
+
+  // Forgets all that drafting has built up: running sequences are run once more for the drafter, and what was learnt of acceptance goes.
+  virtual void reset_drafts() = 0;
+
+  // Runs the target over a request's prompt and answer as plain certain rows, with a slot and pages of its own, and compares. Goes before
+  // waiting requests; one at a time. Refuses what submit() would (not for a full queue), and an answer longer than the context. The sink is
+  // called once, on the engine's thread, with an error where the engine stops or the pass failed.
+  virtual Status score(ScoreRequest request, ScoreSink sink) = 0;
 
   virtual EngineSnapshot snapshot() const = 0;
   virtual const EngineOptions& options() const = 0;

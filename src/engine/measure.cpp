@@ -157,6 +157,8 @@ Status Rounds::measure() {
   }
   fill(fold, measured);
   for (int32_t s = 0; s < sequences; ++s) executor_.reset_slot(s);
+  start_costs_ = costs_;
+  measured_ = true;
   log::info("measured in {:.0f} ms: a row {:.2f} ms, 16 rows {:.2f} ms, 64 rows {:.2f} ms, a draft {:.2f} ms",
             milliseconds_between(begin, now_()), costs_.verify(1, 0), costs_.verify(16, 0), costs_.verify(64, 0),
             executor_.drafter() ? costs_.draft(1) : 0.0);

@@ -92,6 +92,27 @@ struct Delta {
   RequestStats stats;       // final
 };
 
+// An answer to be judged: would the target alone, run over it from the first token on, have chosen these tokens under the request's own
+// sampling?
+struct ScoreRequest {
+  Request request;                 // as it was submitted; sampled ones with their seed (seed_given)
+  std::vector<int32_t> generated;  // its answer so far
+  int32_t from = 0;                // index in `generated` of the first token that is judged
+};
+struct ScoredToken {
+  int32_t token = -1;   // of the answer
+  int32_t choice = -1;  // what the target chooses there
+  float log_prob = 0;   // of `token`, by the target's own logits, unprocessed
+  float margin = 0;     // ops::Sampled::margin of the choice
+  // Another rounding may choose otherwise where the margin is tiny; that is no disagreement.
+  bool agrees(float tolerance) const { return token == choice || margin <= tolerance; }
+};
+struct Score {
+  std::string error;                // empty: tokens is complete
+  std::vector<ScoredToken> tokens;  // [generated - from]
+};
+using ScoreSink = std::function<void(Score&&)>;
+
 // Called on the engine's thread, in order; must not block and must not call back into the engine except cancel().
 using DeltaSink = std::function<void(Delta&&)>;
 

@@ -11,6 +11,7 @@ namespace {
 size_t at(int32_t i) { return static_cast<size_t>(i); }
 // Nodes grown per sequence for `auto` to choose from; beyond it the golden prompts gain nothing.
 constexpr int32_t kPoolNodes = 256;
+constexpr int32_t kScoreRows = 64;  // of one pass
 
 }  // namespace
 
@@ -22,8 +23,14 @@ Rounds::Rounds(Executor& executor, const EngineOptions& options, EngineSeams sea
       costs_(executor.options().max_rows, std::max(options.max_running, 2)),
       max_rows_(executor.options().max_rows),
       max_logit_rows_(executor.options().max_logit_rows > 0 ? executor.options().max_logit_rows : executor.options().max_rows) {
+  forget_drafts();
+}
+
+void Rounds::forget_drafts() {
+  calibration_ = Calibration();
+  probes_ = 0;
   // Until a draft was seen: published acceptance on the spine is 65 to 84 % a token.
-  if (executor.drafter() != nullptr) outlook_.fill(Outlook::chain(static_cast<int32_t>(executor.drafter()->block_size) - 1, 0.8));
+  if (executor_.drafter() != nullptr) outlook_.fill(Outlook::chain(static_cast<int32_t>(executor_.drafter()->block_size) - 1, 0.8));
 }
 
 void Rounds::grow(Part& part, const Candidates& candidates, bool nextn, int32_t node_limit) const {
@@ -66,6 +73,7 @@ void Rounds::run_drafter(std::vector<Part>& parts, bool nextn, PassReport* repor
   if (!status.ok()) {
     // A broken drafter must cost speed, not answers.
     log::warn("drafting failed, decoding plainly for a while: {}", status.message());
+    ++report->failed_drafts;
     for (Part* p : asking) {
       p->drafts = false;
       p->sequence->fallback.give_up();
@@ -174,7 +182,8 @@ Forest Rounds::build(std::vector<Part>& parts) const {
         continue;
       }
       for (int32_t i = 0; i < p.prefill_rows; ++i)
-        row(s.known_token(s.context + i), s.context + i, i > 0 ? p.first_row + i - 1 : -1, i + 1 == s.known_left() && !s.replaying);
+        row(s.known_token(s.context + i), s.context + i, i > 0 ? p.first_row + i - 1 : -1,
+            s.scoring ? s.context + i >= s.scoring->first_row() : i + 1 == s.known_left() && !s.replaying);
     } else {
       for (int32_t i = 0; i < p.tree.size(); ++i)
         row(p.tree.token[at(i)], s.context + p.tree.depth[at(i)], i > 0 ? p.first_row + p.tree.parent[at(i)] : -1, true);
@@ -186,7 +195,7 @@ Forest Rounds::build(std::vector<Part>& parts) const {
 }
 
 // The device side of the commit. Finished sequences keep nothing: their slot and pages go back.
-void Rounds::commit(std::vector<Part>& parts, const Forest& forest) {
+void Rounds::commit(std::vector<Part>& parts, const Forest& forest, PassReport* report) {
   std::vector<Accepted> accepted;
   int32_t tentative = 0;
   for (Part& p : parts)
@@ -200,8 +209,16 @@ void Rounds::commit(std::vector<Part>& parts, const Forest& forest) {
   if (tentative > 0) costs_.observe_commit(tentative, commit_ms_);
   if (status.ok()) return;
   log::error("commit failed: {}", status.message());
+  report->lost = status;
   for (Part& p : parts)
     if (p.segment >= 0 && !p.sequence->finished) fail(p, status.message());
+}
+
+// Prompt rows that a sequence may bring into this pass. A scored text's rows want logits one by one, so only some of them at a time.
+int32_t Rounds::known_rows(const Sequence& s, int32_t logit_rows) const {
+  if (!s.scoring) return s.known_left();
+  const int32_t before = s.scoring->first_row() - s.context;
+  return before > 0 ? std::min(before, s.known_left()) : std::clamp(logit_rows, 0, std::min(kScoreRows, s.known_left()));
 }
 
 void Rounds::fail(Part& part, const std::string& message) {
@@ -232,8 +249,9 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
   }
 
   decide_drafting(parts);
+  int32_t logit_rows = max_logit_rows_ - static_cast<int32_t>(parts.size());  // for scored rows: the others may want one each
   for (const Part& p : parts) {
-    prompt_left.push_back(p.prefill ? p.sequence->known_left() : 0);
+    prompt_left.push_back(p.prefill ? known_rows(*p.sequence, logit_rows) : 0);
     report.decoding += p.prefill ? 0 : 1;
     report.own_decoding += !p.prefill && p.sequence->request.own ? 1 : 0;
   }
@@ -253,7 +271,8 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
     report.prompt_rows += share[i];
     if (p.sequence->request.own) report.own_prompt_rows += share[i];
     else report.replayed_rows += p.sequence->replaying ? share[i] : 0;
-    completing += p.prefill && share[i] == prompt_left[i] ? 1 : 0;
+    if (const Scoring* scored = p.sequence->scoring.get()) completing += p.sequence->context >= scored->first_row() ? share[i] : 0;
+    else completing += p.prefill && share[i] == prompt_left[i] ? 1 : 0;
     row_context += static_cast<double>(p.sequence->context) * (p.prefill ? share[i] : 1);
   }
   const int32_t base_rows = report.decoding + report.prompt_rows;
@@ -274,16 +293,22 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
       const bool named = std::any_of(output.faulty_rows.begin(), output.faulty_rows.end(),
                                      [&](int32_t r) { return r >= seg.first_row && r < seg.first_row + seg.row_count; });
       if (output.faulty_rows.empty() || named) fail(p, status.message());
+      report.nan_faults += named ? 1 : 0;
     }
+    if (output.faulty_rows.empty()) report.lost = status;
+    else report.nan_message = status.message();
   } else if (report.prompt_rows == 0) {
     double pass_context = 0;
     for (const Segment& s : forest.segments) pass_context += static_cast<double>(s.context) * s.row_count;
+    report.timed = measured_;
+    report.pass_ms = draft_ms_ + verify_ms;
+    report.promised_ms = start_costs_.draft(queries_) + start_costs_.verify(static_cast<double>(forest.token.size()), pass_context);
     costs_.observe_verify(static_cast<double>(forest.token.size()), pass_context, verify_ms);
   }
 
   for (Part& p : parts)
     if (p.segment >= 0 && !p.failed) verify(p, forest, output, &report);
-  commit(parts, forest);
+  commit(parts, forest, &report);
   for (Part& p : parts)
     if (!p.prefill && !p.failed) learn(p, &report);
 

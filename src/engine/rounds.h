@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "engine/engine.h"
@@ -26,6 +27,12 @@ struct PassReport {
   int64_t drafted = 0, accepted = 0;
   std::vector<int32_t> accepted_counts;  // per drafting sequence
   int32_t fallbacks = 0;
+  std::array<int32_t, 4> draft_rounds{}, draft_accepted{};  // [SpeculationMode] of clients' sequences that drafted
+  int32_t nan_faults = 0, failed_drafts = 0;
+  std::string nan_message;
+  Status lost;         // the pass or its commit failed as a whole
+  bool timed = false;  // without prompt rows, and the costs were measured at start
+  double pass_ms = 0, promised_ms = 0;
   double milliseconds = 0;
   bool ran = false;  // a forest went through the target
 };
@@ -41,6 +48,9 @@ class Rounds {
   // One pass over everything that runs. Fills each sequence's delta and `finished`; a fault of the executor finishes the sequences it
   // concerns with kError and is logged. Never fails as a whole.
   PassReport step(std::span<Sequence* const> running);
+
+  // Forgets what drafts taught, as at the start.
+  void forget_drafts();
 
  private:
   static bool automatic(const Sequence& s) { return s.mode == SpeculationMode::kDdtree && s.budget == 0 && !s.shadow; }
@@ -73,9 +83,11 @@ class Rounds {
   void grow(Part& part, const Candidates& candidates, bool nextn, int32_t node_limit) const;
   void shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_rows, double base_row_context);
   Forest build(std::vector<Part>& parts) const;
-  void commit(std::vector<Part>& parts, const Forest& forest);
+  void commit(std::vector<Part>& parts, const Forest& forest, PassReport* report);
+  int32_t known_rows(const Sequence& sequence, int32_t logit_rows) const;
   // verify.cpp
   void verify(Part& part, const Forest& forest, const PassOutput& output, PassReport* report);
+  void judge(Part& part, const PassOutput& output);
   void settle(Part& part, std::span<const int32_t> run, PassReport* report) const;
   void follow_shadow(Part& part, const Walk& tree_walk) const;
   void learn(Part& part, PassReport* report);
@@ -86,7 +98,8 @@ class Rounds {
   const EngineOptions& options_;
   std::unique_ptr<Sampler> sampler_;
   std::function<Clock::time_point()> now_;
-  CostModel costs_;
+  CostModel costs_, start_costs_;  // running averages; as measured at start
+  bool measured_ = false;
   Calibration calibration_;
   int32_t probes_ = 0;
   std::array<Outlook, 2> outlook_;  // of all sequences: greedy, sampled

@@ -20,6 +20,16 @@ inline double milliseconds_between(Clock::time_point a, Clock::time_point b) {
   return std::chrono::duration<double, std::milli>(b - a).count();
 }
 
+// A sequence that is no request but an answer under judgement: its prompt is the text up to the last token but one.
+struct Scoring {
+  ScoreSink sink;
+  std::vector<int32_t> generated;                          // the answer
+  int32_t prompt = 0;                                      // tokens before it
+  int32_t from = 0;                                        // first judged, in `generated`
+  int32_t first_row() const { return prompt + from - 1; }  // whose logits chose it
+  Score score;
+};
+
 struct Sequence {
   Sequence(uint64_t number, Request r, DeltaSink s, std::span<const int32_t> eos_ids, const Tokenizer& tokenizer)
       : id(number), request(std::move(r)), sink(std::move(s)), commit(request, eos_ids, tokenizer) {}
@@ -57,8 +67,11 @@ struct Sequence {
   bool behind = false, replaying = false;
   int32_t rounds_without_draft = 0, hopeless_rounds = 0, promising_rounds = 0;
 
+  std::unique_ptr<Scoring> scoring;  // null: an ordinary request
+
   CommitPoint commit;
   ops::TokenHistory history;  // filled only if penalties are set
+  size_t history_count = 0;   // scoring: tokens of the answer in it
   AcceptanceStats acceptance;
   FallbackPolicy fallback;
   std::deque<int32_t> foretold;  // shadow: what the tree said that comes next, not yet committed

@@ -34,6 +34,12 @@ int32_t context_limit(const EngineOptions& options, const Executor& executor) {
 
 }  // namespace
 
+SpeculationMode limited_mode(SpeculationMode mode, SpeculationMode most) {
+  if (most == SpeculationMode::kNone) return most;
+  if (most == SpeculationMode::kDflash && mode == SpeculationMode::kDdtree) return most;
+  return mode;
+}
+
 SpeculationMode effective_mode(const Request& request, const EngineOptions& options) { return request.mode.value_or(options.mode); }
 
 int32_t effective_budget(const Request& request, const EngineOptions& options) { return request.budget.value_or(options.budget); }
@@ -74,6 +80,21 @@ Status validate_options(const EngineOptions& o, const Executor& executor) {
     return refuse("shadow linear compares a tree with the chain: it needs mode DDTREE, not {}", mode_name(o.mode));
   if (e.slots < 1 || e.pages < 1) return refuse("the executor has {} slots and {} pages; at least one of each is needed", e.slots, e.pages);
   return check_mode(o.mode, executor);
+}
+
+Status validate_score(const ScoreRequest& s, const EngineOptions& options, const Executor& executor) {
+  const size_t count = s.generated.size();
+  if (count == 0) return refuse("there is no answer to score");
+  if (s.from < 0 || static_cast<size_t>(s.from) >= count)
+    return refuse("scoring from token {} of an answer of {}; it must be from 0 to {}", s.from, count, count - 1);
+  if (s.request.sampling.temperature > 0 && s.request.sampling.seed == 0 && !s.request.sampling.seed_given)
+    return refuse("a sampled answer can be scored only with the seed it was drawn with");
+  Request whole = s.request;  // the same rules, for the text as a whole
+  whole.prompt.insert(whole.prompt.end(), s.generated.begin(), s.generated.end() - 1);
+  whole.max_tokens = 1;
+  whole.min_tokens = 0;
+  whole.mode = SpeculationMode::kNone;
+  return validate_request(whole, options, executor);
 }
 
 Status validate_request(const Request& r, const EngineOptions& options, const Executor& executor) {

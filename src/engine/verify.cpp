@@ -1,5 +1,7 @@
 // After the target's pass: sample, follow, cut, and learn from what happened.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "engine/rounds.h"
 
@@ -10,6 +12,29 @@ size_t at(int32_t i) { return static_cast<size_t>(i); }
 constexpr float kNearTie = 0.01F;
 
 }  // namespace
+
+// What the target chooses behind each row of a scored text.
+void Rounds::judge(Part& p, const PassOutput& output) {
+  Sequence& s = *p.sequence;
+  Scoring& scored = *s.scoring;
+  const auto vocab = static_cast<size_t>(executor_.target().vocab_size);
+  const auto real = static_cast<size_t>(executor_.real_vocab());
+  for (int32_t i = 0; i < p.prefill_rows; ++i) {
+    const int32_t row = s.context + i, index = row + 1 - scored.prompt;  // of the answer's token that follows
+    if (row < scored.first_row()) continue;
+    const std::span<const float> logits(output.logits + at(output.logits_row[at(p.first_row + i)]) * vocab, vocab);
+    if (s.sampling.penalised())
+      for (int32_t k = static_cast<int32_t>(s.history_count); k < index; ++k, ++s.history_count)
+        ++s.history.generated[scored.generated[at(k)]];
+    const ops::Sampled chosen =
+        sampler_->choose(logits, s.sampling, s.sampling.penalised() ? &s.history : nullptr, {}, s.commit.banned(index), row + 1);
+    double most = -std::numeric_limits<double>::infinity(), sum = 0;
+    for (size_t v = 0; v < real; ++v) most = std::max(most, static_cast<double>(logits[v]));
+    for (size_t v = 0; v < real; ++v) sum += std::exp(logits[v] - most);
+    const int32_t token = scored.generated[at(index)];
+    scored.score.tokens.push_back({token, chosen.token, static_cast<float>(logits[at(token)] - most - std::log(sum)), chosen.margin});
+  }
+}
 
 // Chooses at the rows of the walk and settles what was accepted.
 void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, PassReport* report) {
@@ -25,9 +50,13 @@ void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, Pas
       const int32_t following = s.context + i + 1;
       p.accepted.next.push_back(following < s.known() ? s.known_token(following) : s.anchor);
     }
+    if (s.scoring) judge(p, output);
     const bool complete = p.prefill_rows == s.known_left();
     s.context += p.prefill_rows;
-    if (complete && s.replaying) {
+    if (complete && s.scoring) {
+      s.finished = true;
+      s.delta.finish = FinishReason::kLength;
+    } else if (complete && s.replaying) {
       s.replaying = false;
     } else if (complete) {
       const ops::Sampled first =
@@ -109,7 +138,11 @@ void Rounds::settle(Part& p, std::span<const int32_t> run, PassReport* report) c
       report->emitted += p.kept;
       report->drafted += p.tree.nodes();
       report->accepted += confirmed;
-      if (p.drafts) report->accepted_counts.push_back(confirmed);
+      if (p.drafts) {
+        report->accepted_counts.push_back(confirmed);
+        ++report->draft_rounds[static_cast<size_t>(s.mode)];
+        report->draft_accepted[static_cast<size_t>(s.mode)] += confirmed;
+      }
     }
   }
   s.delta.ids = std::move(cut.ids);

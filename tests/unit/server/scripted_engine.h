@@ -85,6 +85,21 @@ class ScriptedEngine final : public Engine {
     changed_.wait_for(lock, std::chrono::seconds(5), [&] { return running_ == 0; });
   }
 
+  void limit_mode(SpeculationMode m) override { most = m; }
+  void reset_drafts() override { ++resets; }
+  // Judges at once: every token as the script says, or none.
+  Status score(ScoreRequest r, ScoreSink sink) override {
+    ++scores;
+    Score s;
+    for (size_t i = static_cast<size_t>(r.from); i < r.generated.size(); ++i)
+      s.tokens.push_back({r.generated[i], stands_by_it ? r.generated[i] : r.generated[i] + 1, stands_by_it ? -0.1F : -20.0F, 5.0F});
+    sink(std::move(s));
+    return {};
+  }
+  std::atomic<SpeculationMode> most{SpeculationMode::kDdtree};
+  std::atomic<int> resets{0}, scores{0};
+  bool stands_by_it = true;
+
   EngineSnapshot snapshot() const override {
     EngineSnapshot s;
     s.running = running_;
