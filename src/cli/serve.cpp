@@ -4,12 +4,16 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <cstdio>
+#include <mutex>
 #include <thread>
 
 #include "base/log.h"
 #include "cli/command.h"
+#include "health/notifier.h"
 #include "health/phases.h"
 #include "health/sd_notify.h"
 #include "server/http_server.h"
@@ -42,6 +46,69 @@ int fail(const Status& status) {
   return exit_code(status.code() == Code::kInvalidArgument ? Code::kUsage : status.code());
 }
 
+// Tells systemd how things stand: a few times a second, and at once where a phase is entered, before anything else comes of it.
+class Herald {
+ public:
+  Herald(Service& service, double drain_seconds)
+      : service_(service),
+        notifier_({.watchdog_seconds = Notifier::watchdog_of_environment(), .drain_seconds = drain_seconds}),
+        listener_(service_.phases().add_listener([this](const PhaseState&, const PhaseState&) { tell(); })),
+        thread_([this] { run(); }) {}
+  ~Herald() {
+    service_.phases().remove_listener(listener_);
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void tell() {
+    const std::lock_guard lock(telling_);
+    const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    const std::string lines = notifier_.tick(now, {service_.phases().state(), service_.alive(), Notifier::work_so_far()});
+    if (!lines.empty()) sd_notify(lines);
+  }
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!stop_) {
+      lock.unlock();
+      tell();
+      lock.lock();
+      wake_.wait_for(lock, std::chrono::milliseconds(200), [this] { return stop_; });
+    }
+  }
+
+  Service& service_;
+  std::mutex telling_;
+  Notifier notifier_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  const int listener_;
+  std::thread thread_;
+};
+
+// The end of a process whose engine may never answer again. Requests that can still be told get `seconds` for it.
+[[noreturn]] void leave_at_once(Service& service, int code, const std::string& reason, double seconds) {
+  static std::atomic<bool> done{false};  // read by a thread that may outlive this call
+  if (seconds > 0)
+    std::thread([&service] {
+      service.drain(0);
+      done = true;
+    }).detach();
+  for (int i = 0; i < static_cast<int>(seconds * 20) && !done; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  // Not even the history may hold the end up.
+  std::thread([code] {
+    std::this_thread::sleep_for(std::chrono::seconds(5));
+    _exit(code);
+  }).detach();
+  service.abandon(code, reason);
+  _exit(code);
+}
+
 int serve(int argc, char** argv) {
   auto parsed = parse_serve_flags(std::vector<std::string>(argv + 1, argv + argc));
   if (!parsed) return fail(parsed.status());
@@ -60,18 +127,13 @@ int serve(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &heard, nullptr);
 
   Service service(config.service);
+  if (config.started) config.started(service);
   HttpServer http(config.http);
   register_routes(http, service);
   // The port comes first: a second server on it must not touch the first one's history.
   if (Status s = http.start(); !s.ok()) return fail(s);
   if (Status s = service.open_store(); !s.ok()) return fail(s);
-  service.phases().add_listener([](const PhaseState&, const PhaseState& to) {
-    // systemd hears READY=1 when the smoke test has passed (or was waived), never before.
-    if (to.serving()) sd_notify("READY=1");
-    if (to.phase == Phase::kDraining) sd_notify("STOPPING=1");
-    sd_status(to.sentence());
-  });
-  sd_status(service.phases().state().sentence());
+  const Herald herald(service, config.service.drain_seconds);
 
   // Loading runs beside the signals, so that a stop is heard at any time.
   std::atomic<bool> loaded{false};
@@ -82,6 +144,14 @@ int serve(int argc, char** argv) {
   if (shown.find(':') != std::string::npos) shown = "[" + shown + "]";
   const std::string address = fmt::format("http://{}:{}", shown, http.port());
   const pid_t self = getpid();
+  // The fault ladder's last step.
+  std::atomic<bool> gave_up{false};
+  Status why;
+  service.on_give_up([&](const Status& status) {
+    why = status;
+    gave_up = true;
+    kill(self, SIGUSR1);
+  });
   std::thread loader([&] {
     load_status = service.load();
     loaded = true;
@@ -98,16 +168,22 @@ int serve(int argc, char** argv) {
   int signal = 0;
   do {
     sigwait(&heard, &signal);
-  } while (signal == SIGUSR1 && !loaded);  // somebody else's
+  } while (signal == SIGUSR1 && !gave_up && !(loaded && !load_status.ok()));  // somebody else's
+  if (gave_up) {
+    const int code = fail(why);
+    leave_at_once(service, code, "failed: " + why.message(), 3);
+  }
   const bool failed = loaded && !load_status.ok();
   if (!failed) {
     log::info("{}: draining; a second one stops at once", signal == SIGINT ? "SIGINT" : "SIGTERM");
     // The second signal does not wait for anything, not even for a loader inside a long pass.
-    std::thread([signals] {
+    std::thread([&service, &gave_up, &why, heard] {
       int second = 0;
-      sigwait(&signals, &second);
+      do sigwait(&heard, &second);
+      while (second == SIGUSR1 && !gave_up);
+      if (gave_up) leave_at_once(service, fail(why), "failed: " + why.message(), 0);
       std::fprintf(stderr, "ddtree serve: stopped at once\n");
-      _exit(0);
+      leave_at_once(service, 0, "asked to stop; a second signal stopped it at once", 0);
     }).detach();
     service.drain(config.service.drain_seconds);
   }

@@ -85,7 +85,11 @@ bool PhaseMachine::allowed(Phase from, Phase to) {
     case Phase::kStopped: return from == Phase::kDraining;
     case Phase::kReady: return from != Phase::kReady && from != Phase::kDraining;
     case Phase::kDegraded: return from == Phase::kReady || from == Phase::kSmoke;
-    default: return from < to && from < Phase::kReady;  // a start-up phase: forward only
+    // Start-up phases: forward only; a service whose engine is restarted goes through them again.
+    case Phase::kDevices:
+      if (from == Phase::kReady || from == Phase::kDegraded) return true;
+      [[fallthrough]];
+    default: return from < to && from < Phase::kReady;
   }
 }
 

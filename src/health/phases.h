@@ -61,9 +61,9 @@ class PhaseMachine {
   PhaseState state() const;
 
   // Enters a phase; in the same phase only replaces the reason (no listener is called). Allowed: forward through the start-up phases,
-  // leaving any out; ready ⇄ degraded; draining and failed from anywhere that is not over; stopped from draining or failed; smoke may lead
-  // to degraded. kInvalidArgument names both phases; the state is then unchanged. ready and degraded need smoke passed or skipped: also
-  // refused.
+  // leaving any out; ready ⇄ degraded; from both back to devices, where the engine is restarted; draining and failed from anywhere that is
+  // not over; stopped from draining or failed; smoke may lead to degraded. kInvalidArgument names both phases; the state is then unchanged.
+  // ready and degraded need smoke passed or skipped: also refused.
   Status enter(Phase phase, std::string reason = {});
   // Progress and words within the current phase; ignored (false) if another phase was entered meanwhile.
   bool progress(Phase phase, double fraction, std::string detail = {});

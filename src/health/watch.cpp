@@ -147,7 +147,7 @@ CanaryVerdict judge_canary(const CanaryAnswer& first, const CanaryAnswer& now, c
   if (now.stats.decode_ms > 0) v.tokens_per_second = (now.stats.completion_tokens - 1) * 1000.0 / now.stats.decode_ms;
   if (!now.error.empty()) return v.reason = "the canary was not answered: " + now.error, v;
   const auto tie = [](const CanaryAnswer& a) {
-    return a.stats.first_near_tie >= 0 ? static_cast<size_t>(a.stats.first_near_tie) : a.ids.size();
+    return a.stats.first_near_tie >= 0 ? static_cast<size_t>(a.stats.first_near_tie) : SIZE_MAX;
   };
   const size_t same = std::min({tie(first), tie(now), std::max(first.ids.size(), now.ids.size())});
   for (size_t i = 0; i < same; ++i) {

@@ -202,7 +202,8 @@ class ChatStream {
     if (!finished) return true;
     event_finished_ = true;
     if (r_.last.finish == FinishReason::kError) return write_(sse_event(stream_error_json(error))), false;
-    if (r_.last.finish == FinishReason::kCancelled) return write_(sse_event(Json::parse(interrupted().json()))), false;
+    if (r_.last.finish == FinishReason::kCancelled)
+      return write_(sse_event(Json::parse(interrupted(r_.generation->stopping()).json()))), false;
     Json end = Json::object();
     put_end(end, r_);
     if (!chunk(Json::object(), &end, nullptr, false)) return false;
@@ -369,7 +370,7 @@ void chat(Service& service, const HttpRequest& request, HttpResponse& response) 
   }
   note(r);
   if (r.last.finish == FinishReason::kError) return engine_fault(response, r.last.error);
-  if (r.last.finish == FinishReason::kCancelled) return send_error(response, interrupted());
+  if (r.last.finish == FinishReason::kCancelled) return send_error(response, interrupted(r.generation->stopping()));
   response.body = dump_json(whole_reply(r));
 }
 

@@ -112,7 +112,7 @@ void stream(CompletionReply& r, const BodyWriter& write, Generation::Event* firs
       return;
     }
     if (end && r.choices[i].last.finish == FinishReason::kCancelled) {
-      write(sse_event(Json::parse(interrupted().json())));
+      write(sse_event(Json::parse(interrupted(r.generation->stopping()).json())));
       return;
     }
     const bool show_ids = r.fields.return_token_ids && (!ids.empty() || !begun[i]);
@@ -228,7 +228,7 @@ void completion(Service& service, const HttpRequest& request, HttpResponse& resp
       r.take(event);
       const Choice& c = r.choices[event.choice];
       if (c.finished && c.last.finish == FinishReason::kError) return fault(response, c.last.error);
-      if (c.finished && c.last.finish == FinishReason::kCancelled) return send_error(response, interrupted());
+      if (c.finished && c.last.finish == FinishReason::kCancelled) return send_error(response, interrupted(r.generation->stopping()));
     }
     if (r.unfinished == 0) break;
     wait = r.generation->next(&event, 3600);

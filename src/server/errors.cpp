@@ -36,14 +36,15 @@ ApiError unsupported(std::string param, std::string message) {
   return e;
 }
 
-ApiError interrupted() {
+ApiError interrupted(bool stopping) {
   ApiError e;
   e.status = 503;
   e.type = "server_error";
-  e.code = "draining";
-  e.message = "the server stops, and this answer was not finished in the time it had for that; send the request again";
+  e.code = stopping ? "draining" : "unhealthy";
+  e.message = stopping ? "the server stops, and this answer was not finished in the time it had for that; send the request again"
+                       : "the engine is restarted after a fault, and this answer was not finished; send the request again";
   e.retry_after = 10;
-  e.strings.emplace_back("phase", "draining");
+  if (stopping) e.strings.emplace_back("phase", "draining");
   return e;
 }
 

@@ -6,9 +6,12 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <random>
 
 #include "base/log.h"
+#include "health/degeneracy.h"
+#include "server/watcher.h"
 
 namespace ddtree {
 
@@ -24,16 +27,27 @@ struct Generation::Channel {
   std::condition_variable changed;
   std::deque<Event> events;
   bool gone = false;
-  std::vector<uint64_t> ids;  // engine ids of submitted parts
+  std::vector<uint64_t> ids;                            // engine ids of submitted parts
+  std::deque<std::pair<size_t, std::string>> verdicts;  // choice, and what to tell the client; empty: its text is the model's own
 };
 
 struct Generation::Choice {
   RecentRequest record;
   bool finished = false;
+  // The watch over its text.
+  DegeneracyDetector detector;
+  Request request;            // as submitted
+  std::vector<int32_t> ids;   // committed so far
+  bool suspected = false;     // once a stream
+  bool judging = false;       // a verdict is awaited
+  std::string condemned;      // the verdict was an engine fault: what the client is told
+  std::optional<Event> held;  // the last event, which waits for the verdict
 };
 
 namespace {
 double now_seconds() { return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count(); }
+constexpr size_t kJudgedTokens = 512;  // of a suspicious tail: the loop, and where it began
+
 // Nodes are in best-first order: a parent's first child is its best.
 int64_t branch_hits(const RequestStats& stats) {
   int64_t hits = 0;
@@ -79,6 +93,17 @@ Result<std::unique_ptr<Generation>> Generation::start(Service& service, std::sha
     choice.record.temperature = part.request.sampling.temperature;
     choice.record.budget = part.request.budget.value_or(engine->options().budget);
     part.request.id = part.info.id;
+    // A seed of its own, so that what was drawn can be drawn again where the text is judged.
+    SamplingParams& sampling = part.request.sampling;
+    if (sampling.temperature > 0 && sampling.seed == 0 && !sampling.seed_given) {
+      std::random_device device;
+      sampling.seed = (static_cast<uint64_t>(device()) << 32) ^ device();
+      sampling.seed_given = true;
+    }
+    if (service.options().degeneracy.run > 0) {
+      choice.detector = DegeneracyDetector(service.options().degeneracy);
+      choice.request = part.request;
+    }
     service.request_started(part.info);
     auto submitted = engine->submit(std::move(part.request), [channel, i](Delta&& delta) {
       {
@@ -111,6 +136,12 @@ Result<std::unique_ptr<Generation>> Generation::start(Service& service, std::sha
 
 Generation::~Generation() {
   peer_.on_close(nullptr);
+  for (Choice& c : choices_)
+    if (c.held) {  // it had ended, and the client did not wait for the verdict
+      Event event = std::move(*c.held);
+      c.held.reset();
+      finish(c, &event);
+    }
   if (unfinished_ > 0) {
     cancel();
     // The engine ends a cancelled request before its next round; its last delta closes the books. A minute means that the engine is stuck:
@@ -152,30 +183,92 @@ void Generation::record(Choice& c) {
 }
 
 Generation::Wait Generation::next(Event* event, double seconds) {
-  std::unique_lock lock(channel_->mutex);
-  channel_->changed.wait_for(lock, std::chrono::duration<double>(seconds),
-                             [&] { return channel_->gone || !channel_->events.empty() || unfinished_ == 0; });
-  if (channel_->gone) return Wait::kGone;
-  if (channel_->events.empty()) return unfinished_ == 0 ? Wait::kDone : Wait::kTimeout;
-  *event = std::move(channel_->events.front());
-  channel_->events.pop_front();
-  lock.unlock();
-  Choice& c = choices_[event->choice];
-  c.record.request.completion_tokens += static_cast<int32_t>(event->delta.ids.size());
-  if (event->delta.finished && !c.finished) {
-    c.finished = true;
-    --unfinished_;
-    c.record.stats = event->delta.stats;
-    c.record.finish = finish_name(event->delta.finish);
-    c.record.error = event->delta.error;
-    if (event->delta.finish == FinishReason::kError) c.record.http_status = 500;
-    if (event->delta.finish == FinishReason::kCancelled) c.record.http_status = 503;  // not by its client: the server stops
-    event->branch_hits = branch_hits(event->delta.stats);
-    event->delta.stats.trees.clear();  // the record has them; replies do not
-  } else {
-    service_.request_progress(c.record.request.id, c.record.request.completion_tokens);
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+  for (;;) {
+    std::unique_lock lock(channel_->mutex);
+    channel_->changed.wait_until(
+        lock, deadline, [&] { return channel_->gone || !channel_->events.empty() || !channel_->verdicts.empty() || unfinished_ == 0; });
+    if (channel_->gone) return Wait::kGone;
+    if (!channel_->verdicts.empty()) {
+      const auto [index, error] = std::move(channel_->verdicts.front());
+      channel_->verdicts.pop_front();
+      const uint64_t id = channel_->ids[index];
+      lock.unlock();
+      Choice& c = choices_[index];
+      c.judging = false;
+      c.condemned = error;
+      if (c.held) {
+        *event = std::move(*c.held);
+        c.held.reset();
+        finish(c, event);
+        return Wait::kEvent;
+      }
+      if (!error.empty() && !c.finished) serving_->engine->cancel(id);
+      continue;
+    }
+    if (channel_->events.empty()) return unfinished_ == 0 ? Wait::kDone : Wait::kTimeout;
+    *event = std::move(channel_->events.front());
+    channel_->events.pop_front();
+    lock.unlock();
+    Choice& c = choices_[event->choice];
+    if (!c.condemned.empty() && !event->delta.finished) continue;  // nothing more of it goes out
+    c.record.request.completion_tokens += static_cast<int32_t>(event->delta.ids.size());
+    examine(event->choice, event->delta);
+    if (!event->delta.finished || c.finished) {
+      service_.request_progress(c.record.request.id, c.record.request.completion_tokens);
+      return Wait::kEvent;
+    }
+    if (c.judging && event->delta.finish != FinishReason::kError) {
+      c.held = std::move(*event);  // whether this was an answer is not known yet
+      continue;
+    }
+    finish(c, event);
+    return Wait::kEvent;
   }
-  return Wait::kEvent;
+}
+
+// Is this what a broken engine writes? Then the target is asked.
+void Generation::examine(size_t index, const Delta& delta) {
+  Choice& c = choices_[index];
+  if (service_.options().degeneracy.run <= 0 || c.suspected) return;
+  c.ids.insert(c.ids.end(), delta.ids.begin(), delta.ids.end());
+  std::string text;
+  for (const TextPiece& piece : delta.pieces) text += piece.text;
+  if (!c.detector.add(text, delta.ids)) return;
+  c.suspected = c.judging = true;
+  ScoreRequest score;
+  score.request = c.request;
+  score.from = static_cast<int32_t>(c.ids.size() - std::min(c.ids.size(), kJudgedTokens));
+  score.generated = std::move(c.ids);
+  service_.watcher().judge(serving_, std::move(score), c.record.request.id, c.detector.reason(),
+                           [channel = channel_, index](const std::string& error) {
+                             {
+                               std::lock_guard lock(channel->mutex);
+                               channel->verdicts.emplace_back(index, error);
+                             }
+                             channel->changed.notify_all();
+                           });
+}
+
+// The last event of a choice: closes its record.
+void Generation::finish(Choice& c, Event* event) {
+  Delta& delta = event->delta;
+  if (!c.condemned.empty()) {
+    delta.finish = FinishReason::kError;
+    delta.error = c.condemned;
+    delta.ids.clear();
+    delta.pieces.clear();
+  }
+  c.finished = true;
+  --unfinished_;
+  c.record.stats = delta.stats;
+  c.record.finish = finish_name(delta.finish);
+  c.record.error = delta.error;
+  if (delta.finish == FinishReason::kError) c.record.http_status = 500;
+  if (delta.finish == FinishReason::kCancelled) c.record.http_status = 503;  // not by its client: the server stops or restarts its engine
+  event->branch_hits = branch_hits(delta.stats);
+  delta.stats.trees.clear();  // the record has them; replies do not
 }
 
 void Generation::note(size_t choice, std::string finish, int32_t reasoning_tokens, std::string answer) {

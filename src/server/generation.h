@@ -40,12 +40,15 @@ class Generation {
   void note_prompt(size_t choice, std::string prompt);
   void note_thinking(int thinking);  // 1 on, 0 off
   void cancel();
+  bool stopping() const { return service_.draining(); }  // why the engine cancels: the server stops, or the engine is restarted
 
  private:
   struct Channel;
   struct Choice;
   Generation(Service& service, std::shared_ptr<const Serving> serving, Peer& peer);
   void record(Choice& choice);
+  void examine(size_t index, const Delta& delta);
+  void finish(Choice& choice, Event* event);
 
   Service& service_;
   std::shared_ptr<const Serving> serving_;

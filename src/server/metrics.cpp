@@ -7,6 +7,7 @@
 #include "health/phases.h"
 #include "server/history_keeper.h"
 #include "server/routes.h"
+#include "server/watcher.h"
 #include "store/store.h"
 
 namespace ddtree {
@@ -89,6 +90,18 @@ std::string metrics_text(Service& service) {
     t.value("phase", fmt::format("phase=\"{}\"", phase_name(static_cast<Phase>(p))), phase.phase == static_cast<Phase>(p) ? 1 : 0);
   t.gauge("ready", service.ready() && !service.draining() ? 1 : 0, "1 while requests are taken.");
   t.gauge("smoke_ok", phase.smoke == SmokeState::kPassed ? 1 : 0, "1 where the last smoke test passed; 0 also where it was skipped.");
+  t.gauge("phase_progress", phase.progress >= 0 ? phase.progress : 0.0, "How far the phase is, 0 to 1, where it can be measured.");
+  t.gauge("alive", service.alive() ? 1 : 0, "What /livez says.");
+  t.gauge("seconds_without_a_pass", service.watcher().still_seconds(), "While requests run; 0 when idle.");
+  const LadderState ladder = service.ladder();
+  t.metric("ladder_step", "gauge", "1 for the step of the fault ladder on which the service stands.");
+  for (const std::string& step : ladder.steps) t.value("ladder_step", fmt::format("step=\"{}\"", step), step == ladder.step ? 1 : 0);
+  t.metric("faults_total", "counter", "Faults that the watch found, by kind.");
+  for (const auto& [kind, n] : service.watcher().fault_counts()) t.value("faults_total", fmt::format("kind=\"{}\"", kind), n);
+  t.counter("nan_logits_total", s.nan_faults, "Sequences that logits which are not finite ended.");
+  const CanaryState canary = service.watcher().canary();
+  t.gauge("canary_ok", canary.ran && canary.passed ? 1 : 0, "1 where the last canary passed; 0 also where none has run yet.");
+  t.gauge("canary_tokens_per_second", canary.tokens_per_second, "Decoding speed of the last canary.");
   t.gauge("start_time_seconds", service.started_at(), "When this service started, Unix time.");
 
   t.gauge("num_requests_running", s.running, "Requests in the running batch.");

@@ -39,7 +39,8 @@ RequestRecord request_record(const RecentRequest& f, int64_t run_id, const std::
   r.http_status = f.http_status;
   r.finish = f.finish;
   r.error = f.error;
-  r.mode = mode_name(f.request.mode);
+  // As it ran in the end: the ladder may have lowered it. What was refused never ran.
+  r.mode = mode_name(s.prompt_tokens > 0 ? s.mode : f.request.mode);
   r.budget = f.budget;
   r.temperature = f.temperature;
   r.prompt_tokens = f.request.prompt_tokens;

@@ -20,12 +20,12 @@ void register_routes(HttpServer& server, Service& service) {
 }
 
 std::optional<ApiError> not_ready(Service& service) {
-  if (service.ready() && !service.draining()) return {};
+  if (service.ready() && !service.draining() && service.alive()) return {};
   const PhaseState state = service.phases().state();
   ApiError e;
   e.status = 503;
   e.type = "server_error";
-  e.code = service.draining() ? "draining" : state.phase == Phase::kFailed ? "unhealthy" : "loading";
+  e.code = service.draining() ? "draining" : state.phase == Phase::kFailed || state.serving() ? "unhealthy" : "loading";
   e.message = state.sentence();
   e.retry_after = service.retry_after();
   e.strings = {{"phase", phase_name(state.phase)}};

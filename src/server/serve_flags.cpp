@@ -129,6 +129,24 @@ Status take_seconds(const Given& g, ServeConfig& c, Pending&) {
   return {};
 }
 
+// Seconds, or another figure, from low to high.
+template <class P>
+auto real(double low, double high, P ServiceOptions::*part, double P::*member) {
+  return [=](const Given& g, ServeConfig& c, Pending&) -> Status {
+    char* end = nullptr;
+    const double v = std::strtod(g.value.c_str(), &end);
+    if (g.value.empty() || *end || !std::isfinite(v) || v < low || v > high)
+      return g.wrong(fmt::format("must be a number from {} to {}", low, high));
+    (c.service.*part).*member = v;
+    return {};
+  };
+}
+
+template <class P>
+auto count(int64_t low, int64_t high, P ServiceOptions::*part, int64_t P::*member) {
+  return [=](const Given& g, ServeConfig& c, Pending&) -> Status { return integer(g, low, high, &((c.service.*part).*member)); };
+}
+
 Status take_log_level(const Given& g, ServeConfig& c, Pending&) {
   if (g.value == "debug") c.log_level = log::Level::kDebug;
   else if (g.value == "info") c.log_level = log::Level::kInfo;
@@ -318,6 +336,57 @@ const std::vector<Flag>& own_flags() {
       {{"--drain-timeout"}, "Server", "SECONDS", "on SIGTERM, how long running requests may finish (default: 30)", take_seconds},
       {{"--log-level"}, "Server", "LEVEL", "debug, info, warning or error (default: info)", take_log_level},
 
+      {{"--stuck-seconds"},
+       "Watch",
+       "SECONDS",
+       "requests run and no pass ends for so long: /livez and /readyz are 503, systemd hears no WATCHDOG=1 (default: 30)",
+       real(0.1, 86400, &ServiceOptions::watch, &WatchLimits::stuck_seconds)},
+      {{"--stuck-exit-seconds"},
+       "Watch",
+       "SECONDS",
+       "and for so long: exit 70 (default: 90; 0: never)",
+       real(0, 86400, &ServiceOptions::watch, &WatchLimits::stuck_exit_seconds)},
+      {{"--canary-interval"},
+       "Watch",
+       "SECONDS",
+       "between canaries when idle; four times that under load; 0: only after faults (default: 300)",
+       real(0, 86400, &ServiceOptions::watch, &WatchLimits::canary_seconds)},
+      {{"--ladder-settle"},
+       "Watch",
+       "SECONDS",
+       "after a step down, faults belong to what it was taken for, and then a canary shows whether it helped (default: 5)",
+       real(0, 3600, &ServiceOptions::ladder, &Ladder::Limits::settle_seconds)},
+      {{"--ladder-proof"},
+       "Watch",
+       "SECONDS",
+       "without a fault, and then a canary that passes, until a step up; doubles where one did not hold (default: 300)",
+       real(0, 86400, &ServiceOptions::ladder, &Ladder::Limits::proof_seconds)},
+      {{"--acceptance-alarm"},
+       "Watch",
+       "SHARE",
+       "accepted drafts a round over the last 64, of the mean before, under which the canary is asked; 0: off (default: 0.2)",
+       real(0, 1, &ServiceOptions::watch, &WatchLimits::acceptance_share)},
+      {{"--slow-alarm"},
+       "Watch",
+       "FACTOR",
+       "times the costs measured at start that passes may take (default: 10)",
+       real(1, 1e9, &ServiceOptions::watch, &WatchLimits::slow_factor)},
+      {{"--degeneracy-run"},
+       "Watch",
+       "N",
+       "the same character so often in a row makes a text suspicious; 0: texts are not watched (default: 192)",
+       count(0, 100000, &ServiceOptions::degeneracy, &DegeneracyDetector::Limits::run)},
+      {{"--degeneracy-rule-run"},
+       "Watch",
+       "N",
+       "and those that draw rules, as - and = (default: 512)",
+       count(1, 100000, &ServiceOptions::degeneracy, &DegeneracyDetector::Limits::rule_run)},
+      {{"--degeneracy-loop"},
+       "Watch",
+       "BYTES",
+       "a repeated word, sentence or block is suspicious from this length on (default: 320)",
+       count(16, 100000, &ServiceOptions::degeneracy, &DegeneracyDetector::Limits::min_loop_bytes)},
+
       {{"--db"},
        "History",
        "FILE",
@@ -378,6 +447,17 @@ const Flag* find_own(const std::string& name) {
   return nullptr;
 }
 
+std::vector<ExtraFlag>& extra_flags() {
+  static std::vector<ExtraFlag> flags;
+  return flags;
+}
+
+const ExtraFlag* find_extra(const std::string& name) {
+  for (const ExtraFlag& f : extra_flags())
+    if (name == f.name) return &f;
+  return nullptr;
+}
+
 // Settles what several flags say together.
 Status settle(ServeConfig& c, const Pending& p) {
   EngineOptions& e = c.service.engine;
@@ -433,6 +513,8 @@ Status settle(ServeConfig& c, const Pending& p) {
 
 }  // namespace
 
+void add_serve_flag(ExtraFlag flag) { extra_flags().push_back(std::move(flag)); }
+
 std::string nearest_flag(const std::string& unknown) {
   std::vector<std::string> names = compat_flag_names();
   for (const Flag& f : own_flags()) names.insert(names.end(), f.names.begin(), f.names.end());
@@ -479,6 +561,17 @@ Status take_flag(const std::vector<std::string>& args, size_t& i, ServeConfig& c
                                (args[i].size() > 1 && (std::isdigit(static_cast<unsigned char>(args[i][1])) || args[i][1] == '.')));
   };
   verdict.name = name;
+  if (const ExtraFlag* extra = find_extra(name)) {
+    verdict.own = true;
+    if (!has_value) {
+      if (!next_is_value()) return fail(FlagVerdict::kRefused, fmt::format("{} needs a value: {}", name, extra->value));
+      value = args[i++];
+    }
+    if (const Status taken = extra->take(value, c); !taken.ok()) return fail(FlagVerdict::kRefused, taken.message());
+    end(FlagVerdict::kKept, "");
+    c.service.flags.emplace_back(name, value);
+    return {};
+  }
   if (const Flag* flag = find_own(name)) {
     verdict.own = true;
     if (!*flag->value && has_value) return fail(FlagVerdict::kRefused, fmt::format("{} takes no value, found {}", name, value));
@@ -587,6 +680,7 @@ std::string serve_help() {
     while (!line.empty() && line.back() == ' ') line.pop_back();
     out += line + "\n";
   }
+  for (const ExtraFlag& f : extra_flags()) out += fmt::format("\n  {} {}\n      {}\n", f.name, f.value, f.help);
   out += "\nOther flags of SGLang's launch_server are accepted, with a line that says what happens instead, or refused, with what works:\n";
   std::string line = " ";
   for (const std::string& name : compat_flag_names()) {

@@ -1,6 +1,7 @@
 // The command line of `ddtree serve`: our own flags and those that SGLang users' units contain.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,18 @@ struct ServeConfig {
   HttpServer::Options http;
   log::Level log_level = log::Level::kInfo;
   bool help = false;
-  std::vector<std::string> notes;  // one line for each accepted flag that means nothing here: what happens instead
+  std::function<void(Service&)> started;  // for whoever registered a flag: called once the service is there, before it loads
+  std::vector<std::string> notes;         // one line for each accepted flag that means nothing here: what happens instead
 };
+
+// A flag with a value that another executable than `ddtree` brings along: the tests' ddtree-inject registers one before main().
+struct ExtraFlag {
+  const char* name;
+  const char* value;  // placeholder
+  const char* help;
+  std::function<Status(const std::string& value, ServeConfig& config)> take;
+};
+void add_serve_flag(ExtraFlag flag);
 
 // args without the command's name. "--flag value" and "--flag=value". kUsage names the flag: unknown ones with the nearest known name,
 // wrong values with what would be right, and flags that would change capacity or results and are not built with what works instead.

@@ -10,10 +10,12 @@
 #include <ctime>
 #include <deque>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <thread>
 
 #include "base/log.h"
+#include "engine/validate.h"
 #include "health/phases.h"
 #include "health/smoke.h"
 #include "server/history_keeper.h"
@@ -22,6 +24,7 @@
 #include "server/recorder.h"
 #include "server/serving_loader.h"
 #include "server/smoke_subject.h"
+#include "server/watcher.h"
 #include "store/store.h"
 #include "text/detokenizer.h"
 #include "text/tokenizer.h"
@@ -40,12 +43,13 @@ std::string host_name() {
   return name;
 }
 
-constexpr double kStuckSeconds = 60;  // requests run and no pass for so long: the engine is stuck
+constexpr auto kTick = std::chrono::milliseconds(200);
+constexpr int kRestartSeconds = 60;  // for what still holds on to the old engine
 
 }  // namespace
 
 struct Service::Impl {
-  explicit Impl(ServiceOptions o) : options(std::move(o)) {}
+  Impl(ServiceOptions o, Service& service);
 
   ServiceOptions options;
   PhaseMachine phases;
@@ -53,10 +57,14 @@ struct Service::Impl {
   const double started = static_cast<double>(now_ms()) / 1000;
   HttpCounters counters;
   std::atomic<bool> draining{false}, ever_ready{false}, cancel_smoke{false};
+  std::map<std::string, Condition> conditions;  // under condition_mutex
+  std::mutex condition_mutex;
+  std::function<void(const Status&)> give_up;
+  Watcher watcher;  // outlives the engine, whose last words it hears
+  std::thread restarter;
 
   mutable std::mutex mutex;  // of what follows
   std::shared_ptr<const Serving> serving;
-  std::optional<Ladder> ladder;
   std::vector<LiveRequest> live;                            // oldest first
   std::deque<std::shared_ptr<const RecentRequest>> recent;  // newest first
   MinuteRecorder minutes;
@@ -66,13 +74,30 @@ struct Service::Impl {
   std::condition_variable tick;
   bool stop_ticking = false;
   std::thread ticker;
-  std::atomic<int64_t> last_passes{-1}, last_progress_ms{now_ms()};
 
-  void run_ticker(const Service& service);
+  void run_ticker(Service& service);
+  Status load_engine(const std::string& trigger);
+  void restart(const std::string& reason);
+  void show_conditions();
   SmokeReport smoke(const std::string& trigger);
 };
 
-Service::Service(ServiceOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {
+Service::Impl::Impl(ServiceOptions o, Service& service)
+    : options(std::move(o)),
+      watcher(options, {.tell = [this](Event e) { history.add_event(std::move(e)); },
+                        .condition = [&service](const std::string& name, Condition c) { service.set_condition(name, std::move(c)); },
+                        .restart =
+                            [this](const std::string& reason) {
+                              if (restarter.joinable()) restarter.join();  // of an earlier time, long over
+                              restarter = std::thread([this, reason] { restart(reason); });
+                            },
+                        .give_up =
+                            [this](const Status& why) {
+                              (void)phases.enter(Phase::kFailed, why.message());
+                              if (give_up) give_up(why);
+                            }}) {}
+
+Service::Service(ServiceOptions options) : impl_(std::make_unique<Impl>(std::move(options), *this)) {
   impl_->ticker = std::thread([this] { impl_->run_ticker(*this); });
 }
 
@@ -83,18 +108,24 @@ Service::~Service() {
   }
   impl_->tick.notify_all();
   impl_->ticker.join();
+  if (impl_->restarter.joinable()) impl_->restarter.join();
+  impl_->watcher.end();
   close(0, "asked to stop");
 }
 
-// Once a second: has the engine moved (for /livez), and what this minute looks like.
-void Service::Impl::run_ticker(const Service& service) {
+// The watch a few times a second, and once a second what this minute looks like.
+void Service::Impl::run_ticker(Service& service) {
   std::unique_lock lock(tick_mutex);
-  while (!tick.wait_for(lock, std::chrono::seconds(1), [&] { return stop_ticking; })) {
+  for (int n = 0; !tick.wait_for(lock, kTick, [&] { return stop_ticking; }); ++n) {
+    watcher.tick(phases.state().serving() && !draining, !service.live_requests().empty());
+    if (n % 5 != 0) continue;
     const EngineSnapshot s = service.snapshot();
-    if (s.passes != last_passes || s.running + s.waiting == 0) {
-      last_passes = s.passes;
-      last_progress_ms = now_ms();
-    }
+    // Answers do not depend on the history, so it makes nothing degraded; the words are for whoever looks.
+    const StoreHealth written = history.health();
+    service.set_condition("history",
+                          !history.wanted() || written.writable
+                              ? Condition()
+                              : Condition{false, "the history cannot be written (answers are not affected): " + written.message});
     std::optional<MetricMinute> minute;
     {
       std::lock_guard state(mutex);
@@ -116,6 +147,7 @@ Status Service::open_store() {
   options.store_text = m.options.store_text;
   options.retain_days = m.options.retain_days;
   options.retain_bytes = m.options.retain_bytes;
+  options.before_commit = m.options.before_store_commit;
   ServiceRun run;
   run.version = DDTREE_VERSION;
   run.host = host_name();
@@ -136,8 +168,10 @@ Status Service::open_store() {
   return {};
 }
 
-Status Service::load() {
-  Impl& m = *impl_;
+Status Service::load() { return impl_->load_engine("start"); }
+
+Status Service::Impl::load_engine(const std::string& trigger) {
+  Impl& m = *this;
   const auto fail = [&](Status status) {
     if (m.draining) return Status(Code::kCancelled, "asked to stop while loading");  // phases no longer go forward: not a fault
     (void)m.phases.enter(Phase::kFailed, status.message());
@@ -149,7 +183,6 @@ Status Service::load() {
   {
     std::lock_guard lock(m.mutex);
     m.serving = *loaded;
-    m.ladder.emplace(m.options.engine.mode, Ladder::Limits(), 0, now_ms());
   }
   const std::string devices = dump_json(Json{{"backend", (*loaded)->info.backend}, {"cores", std::thread::hardware_concurrency()}});
   const EngineSnapshot s = (*loaded)->engine->snapshot();
@@ -163,14 +196,14 @@ Status Service::load() {
   if (m.draining) return {Code::kCancelled, "asked to stop while loading"};
   if (m.options.skip_smoke) {
     m.phases.set_smoke(SmokeState::kSkipped);
-    m.history.write([row = smoke_record(skipped_smoke("start"))](Store& store) { store.add_smoke_run(row); });
+    m.history.write([row = smoke_record(skipped_smoke(trigger))](Store& store) { store.add_smoke_run(row); });
   } else {
     DDTREE_RETURN_IF_ERROR(m.phases.enter(Phase::kSmoke, "generating known text with and without speculation"));
     m.phases.set_smoke(SmokeState::kRunning);
     SmokeReport report;
     {
       std::lock_guard lock(m.smoke_mutex);
-      report = m.smoke("start");
+      report = m.smoke(trigger);
     }
     m.phases.set_smoke(report.verdict == SmokeVerdict::kPass   ? SmokeState::kPassed
                        : report.verdict == SmokeVerdict::kSkip ? SmokeState::kNotRun
@@ -181,12 +214,67 @@ Status Service::load() {
           {Code::kEngineFault, (report.verdict == SmokeVerdict::kSkip ? "the smoke test was not completed: " : "the smoke test failed: ") +
                                    report.message + " (--skip-smoke serves the model all the same)"});
   }
+  m.watcher.begin(*loaded);
+  if (m.draining) return {Code::kCancelled, "asked to stop while loading"};
   DDTREE_RETURN_IF_ERROR(m.phases.enter(Phase::kReady));
-  m.ever_ready = true;
-  m.history.write([&m, at = now_ms(), smoke = m.options.skip_smoke ? "skipped" : "pass"](Store& store) {
-    store.set_run_ready(m.history.writing_run(), at, smoke);
-  });
+  m.show_conditions();
+  if (!m.ever_ready.exchange(true))
+    m.history.write([&m, at = now_ms(), smoke = m.options.skip_smoke ? "skipped" : "pass"](Store& store) {
+      store.set_run_ready(m.history.writing_run(), at, smoke);
+    });
   return {};
+}
+
+// The engine and all that belongs to it goes and is loaded anew, while the phase says so. On a thread of its own.
+void Service::Impl::restart(const std::string& reason) {
+  {
+    std::lock_guard lock(condition_mutex);  // not between show_conditions()'s look and its step: ready would follow devices
+    if (!phases.enter(Phase::kDevices, "restarting the engine: " + reason).ok()) return;  // draining, failed
+    phases.set_smoke(SmokeState::kNotRun);
+  }
+  std::shared_ptr<const Serving> old;
+  {
+    std::lock_guard lock(mutex);
+    old = std::move(serving);
+  }
+  const auto failed = [&](const std::string& why) {
+    if (draining) return;
+    (void)phases.enter(Phase::kFailed, why);
+    if (give_up) give_up({Code::kEngineFault, why});
+  };
+  watcher.end();
+  if (old) old->engine->drain(0);  // running requests end with a 503 or an error event, which says why
+  const std::weak_ptr<const Serving> left = old;
+  old.reset();
+  for (int i = 0; i < kRestartSeconds * 10 && !left.expired(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  if (!left.expired())
+    return failed(fmt::format("the engine could not be restarted: it is still in use after {} s; {}", kRestartSeconds, reason));
+  if (const Status s = load_engine("restart"); !s.ok() && s.code() != Code::kCancelled)
+    failed(fmt::format("the engine could not be restarted ({}), after: {}", s.message(), reason));
+}
+
+void Service::set_condition(const std::string& name, Condition condition) {
+  Impl& m = *impl_;
+  {
+    std::lock_guard lock(m.condition_mutex);
+    Condition& c = m.conditions[name];
+    if (c.degraded == condition.degraded && c.words == condition.words) return;
+    c = std::move(condition);
+  }
+  m.show_conditions();
+}
+
+// Ready or degraded, and the words, by what holds now.
+void Service::Impl::show_conditions() {
+  std::lock_guard lock(condition_mutex);
+  bool degraded = false;
+  std::string words;
+  for (const auto& [name, c] : conditions) {
+    if (c.words.empty()) continue;
+    degraded |= c.degraded;
+    words += (words.empty() ? "" : "; ") + c.words;
+  }
+  if (phases.state().serving() && !draining) (void)phases.enter(degraded ? Phase::kDegraded : Phase::kReady, words);
 }
 
 SmokeReport Service::Impl::smoke(const std::string& trigger) {
@@ -194,7 +282,10 @@ SmokeReport Service::Impl::smoke(const std::string& trigger) {
     std::lock_guard lock(mutex);
     return serving;
   }();
-  const SmokeSubject subject = smoke_subject(s);
+  SmokeSubject subject = smoke_subject(s);
+  // Modes that the ladder has taken away would run as lower ones, which says nothing.
+  const SpeculationMode most = s->engine->snapshot().most;
+  std::erase_if(subject.modes, [&](SpeculationMode mode) { return limited_mode(mode, most) != mode; });
   SmokeOptions smoke_options;
   smoke_options.trigger = trigger;
   smoke_options.cancel = &cancel_smoke;
@@ -216,12 +307,12 @@ Status Service::run_smoke_now() {
   const SmokeReport report = m.smoke("dashboard");
   if (report.verdict == SmokeVerdict::kPass) {
     m.phases.set_smoke(SmokeState::kPassed);
-    if (m.phases.state().phase == Phase::kDegraded && !m.draining) (void)m.phases.enter(Phase::kReady);
+    set_condition("smoke", {});
     return {};
   }
   if (m.draining) return {Code::kCancelled, "the service stops"};
   if (report.verdict == SmokeVerdict::kSkip) return {Code::kTemporary, report.message};
-  (void)m.phases.enter(Phase::kDegraded, "the smoke test failed: " + report.message);
+  set_condition("smoke", {true, "the smoke test failed: " + report.message});
   m.phases.set_smoke(SmokeState::kFailed);
   return {Code::kEngineFault, report.message};
 }
@@ -256,19 +347,36 @@ void Service::close(int exit_code, const std::string& reason) {
   m.history.close(reason, exit_code);
 }
 
+void Service::abandon(int exit_code, const std::string& reason) {
+  Impl& m = *impl_;
+  if (!m.phases.state().over()) (void)m.phases.enter(Phase::kDraining);
+  if (m.phases.state().phase != Phase::kFailed) (void)m.phases.enter(Phase::kStopped, reason);
+  for (const LiveRequest& r : live_requests()) {
+    RecentRequest f;
+    f.request = r;
+    f.finished = static_cast<double>(now_ms()) / 1000;
+    f.finish = "error";
+    f.error = reason;
+    f.http_status = 500;
+    f.stats.mode = r.mode;
+    f.stats.prompt_tokens = r.prompt_tokens;
+    f.stats.completion_tokens = r.completion_tokens;
+    request_finished(std::move(f));
+  }
+  // Not closed: connections may still be reading from it.
+  if (Store* store = m.history.store()) store->end_run(m.history.run_id(), reason, exit_code);
+}
+
+void Service::on_give_up(std::function<void(const Status&)> give_up) { impl_->give_up = std::move(give_up); }
+
+Watcher& Service::watcher() { return impl_->watcher; }
+
 std::shared_ptr<const Serving> Service::serving() const {
   std::lock_guard lock(impl_->mutex);
   return impl_->serving;
 }
 
-LadderState Service::ladder() const {
-  std::lock_guard lock(impl_->mutex);
-  if (impl_->ladder) return impl_->ladder->state();
-  LadderState none;
-  none.step = mode_name(impl_->options.engine.mode);
-  none.most = impl_->options.engine.mode;
-  return none;
-}
+LadderState Service::ladder() const { return impl_->watcher.ladder(); }
 
 bool Service::ready() const { return impl_->phases.state().serving(); }
 bool Service::draining() const { return impl_->draining; }
@@ -288,11 +396,7 @@ int Service::retry_after() const {
   return draining() ? 10 : 2;
 }
 
-bool Service::alive() const {
-  const PhaseState s = impl_->phases.state();
-  if (s.phase == Phase::kFailed) return false;
-  return static_cast<double>(now_ms() - impl_->last_progress_ms) / 1000 < kStuckSeconds;
-}
+bool Service::alive() const { return impl_->phases.state().phase != Phase::kFailed && !impl_->watcher.stuck(); }
 
 EngineSnapshot Service::snapshot() const {
   const auto s = serving();

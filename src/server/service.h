@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,16 +11,20 @@
 
 #include "base/status.h"
 #include "engine/engine.h"
+#include "health/degeneracy.h"
 #include "health/ladder.h"
+#include "health/watch.h"
 #include "model/spec.h"
 
 namespace ddtree {
 
 class ChatTemplate;
+class Executor;
 class HistoryKeeper;  // server/history_keeper.h
 class PhaseMachine;   // health/phases.h
 class Store;          // store/store.h
 class Tokenizer;
+class Watcher;  // server/watcher.h
 
 struct ServiceOptions {
   std::string model_path;                 // empty: the embedded pair
@@ -43,6 +48,12 @@ struct ServiceOptions {
   int64_t retain_bytes = int64_t{1} << 30;  // oldest requests go while the history is larger; 0: no limit
   std::string chat_template_path;           // empty: the checkpoint's own
   double drain_seconds = 30;
+  WatchLimits watch;
+  Ladder::Limits ladder;
+  DegeneracyDetector::Limits degeneracy;  // run 0: texts are not watched
+  // What stands between engine and executor, and before the history's commits: faults on demand in the tests' executable. Null: nothing.
+  std::function<std::unique_ptr<Executor>(std::unique_ptr<Executor>)> wrap_executor;
+  std::function<Status()> before_store_commit;
   std::vector<std::pair<std::string, std::string>> flags;  // as given, for the service's history
 };
 
@@ -87,6 +98,12 @@ struct RecentRequest {
   RequestStats stats;                    // trees included
 };
 
+// Something that is not as it should be (or was not): words for /health, the phase and STATUS=. Empty words: nothing.
+struct Condition {
+  bool degraded = false;  // the phase is degraded because of it
+  std::string words;
+};
+
 // The parts that answer requests once they are loaded. Immutable while alive; routes hold it for the length of a request.
 struct Serving {
   ModelInfo info;
@@ -125,16 +142,25 @@ class Service {
   // Ends this run's record. Nothing is running any more.
   void close(int exit_code, const std::string& reason);
 
+  // The process is about to end with requests inside (a stuck engine, a second signal): each of them gets its row with that error, and the
+  // run its end. The engine may still be running; the caller leaves by _exit().
+  void abandon(int exit_code, const std::string& reason);
+  // Called once, on any thread, when the ladder has come to its end: the caller leaves with that status's exit code.
+  void on_give_up(std::function<void(const Status&)> give_up);
+
   // Null until the model may be used. Ready says whether the outside may use it (the smoke gate uses it earlier).
   std::shared_ptr<const Serving> serving() const;
   bool ready() const;
   bool draining() const;
   int retry_after() const;  // seconds
   bool smoke_skipped() const;
-  bool alive() const;    // /livez: false where requests run and no pass was made for a minute
+  bool alive() const;    // /livez: false where requests run and no pass ends any more, and where the service has failed
   bool started() const;  // /startupz: has been ready once
 
   const ServiceOptions& options() const;
+  // By name; the last one given of each holds. Degraded ones make the phase degraded while it would be ready.
+  void set_condition(const std::string& name, Condition condition);
+  Watcher& watcher();
   PhaseMachine& phases();
   const PhaseMachine& phases() const;
   HistoryKeeper& history();         // where this run's rows and events are written

@@ -128,7 +128,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   if (executor.pages < pages_each)
     return {Code::kUsage, fmt::format("--kv-pages {} hold {} tokens, less than --context-length {}; give at least {}", executor.pages,
                                       static_cast<int64_t>(executor.pages) * options.page_size, engine.context_length, pages_each)};
-  executor.slots = engine.max_running;
+  executor.slots = engine.max_running + 1;  // one for texts that are scored (Engine::score)
   executor.threads = options.threads;
   executor.real_vocab = parts->tokenizer->id_count();
   // A fixed budget on every sequence at once, beside a prefill chunk; `auto` shares what there is.
@@ -137,7 +137,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   executor.max_rows = std::max(512, engine.prefill_chunk + tentative);
   auto made = options.cuda_device < 0 ? make_cpu_executor(*pair, executor) : make_cuda_executor(*pair, executor, options.cuda_device);
   if (!made) return made.status();
-  parts->executor = std::move(*made);
+  parts->executor = options.wrap_executor ? options.wrap_executor(std::move(*made)) : std::move(*made);
 
   DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kGraphs, "measuring what passes cost on this machine"));
   auto started = Engine::start(*parts->executor, *parts->tokenizer, engine);

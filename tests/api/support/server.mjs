@@ -10,6 +10,8 @@ import { fileURLToPath } from 'node:url';
 
 const top = resolve(dirname(fileURLToPath(import.meta.url)), '../../..');
 export const binary = process.env.DDTREE_BIN ?? join(top, 'build/ddtree');
+// The same with --inject: faults on demand (tests/inject).
+export const faultyBinary = join(dirname(binary), 'ddtree-inject');
 export const golden = readFileSync(join(top, 'tests/data/golden/golden.jsonl'), 'utf8')
   .trim().split('\n').map((line) => JSON.parse(line));
 
@@ -37,15 +39,15 @@ export async function eventually(what, check, seconds = 60) {
 
 export class Server {
   // ready: false returns as soon as the process runs.
-  static async start({ args = [], ready = true, env = {} } = {}) {
-    if (!existsSync(binary)) throw new Error(`${binary} is not there: build it (./dev build) or set DDTREE_BIN`);
+  static async start({ args = [], ready = true, env = {}, program = binary } = {}) {
+    if (!existsSync(program)) throw new Error(`${program} is not there: build it (./dev build, ninja -C build) or set DDTREE_BIN`);
     const s = new Server();
     s.folder = mkdtempSync(join(tmpdir(), 'ddtree-test-'));
     s.db = join(s.folder, 'history.db');
     s.port = await freePort();
     s.url = `http://127.0.0.1:${s.port}`;
     s.log = '';
-    s.child = spawn(binary, ['serve', '--port', `${s.port}`, '--db', s.db, ...args], { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'] });
+    s.child = spawn(program, ['serve', '--port', `${s.port}`, '--db', s.db, ...args], { env: { ...process.env, ...env }, stdio: ['ignore', 'pipe', 'pipe'] });
     for (const pipe of [s.child.stdout, s.child.stderr]) pipe.on('data', (d) => { s.log += d; });
     s.exited = once(s.child, 'exit').then(([code, signal]) => ({ code, signal }));
     s.exited.then((e) => { s.exit = e; });

@@ -83,6 +83,9 @@ class ScriptedEngine final : public Engine {
   }
   void cancel(uint64_t) override { ++cancelled; }
   void drain(double) override {}
+  void limit_mode(SpeculationMode) override {}
+  void reset_drafts() override {}
+  Status score(ScoreRequest, ScoreSink) override { return {Code::kUnavailable, "the script scores nothing"}; }
   EngineSnapshot snapshot() const override {
     EngineSnapshot s;
     s.passes = all_passes += passes;
