@@ -1,44 +1,21 @@
 // What systemd would hear: a stub of its socket, read beside the real server.
 import assert from 'node:assert/strict';
-import { spawn } from 'node:child_process';
-import { once } from 'node:events';
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { test } from 'node:test';
+import { NotifySocket } from '../api/support/notify.mjs';
 import { Server, eventually, faultyBinary, sleep } from '../api/support/server.mjs';
 
 const long = { messages: [{ role: 'user', content: 'List the numbers from 35 to 61.' }], max_tokens: 400, ignore_eos: true };
 
-// Node has no datagram sockets of the file system; python3, which the build needs anyway, has.
-const listener = `
-import json, socket, sys, time
-s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-s.bind(sys.argv[1])
-print("bound", flush=True)
-while True:
-    for line in s.recv(65536).decode().split("\\n"):
-        print(json.dumps({"at": time.time(), "line": line}), flush=True)
-`;
-
 async function withStub(body) {
   const folder = mkdtempSync(join(tmpdir(), 'ddtree-notify-'));
-  const path = join(folder, 'notify');
-  const child = spawn('python3', ['-c', listener, path], { stdio: ['ignore', 'pipe', 'inherit'] });
-  const heard = [];
-  let text = '', bound = false;
-  child.stdout.on('data', (d) => {
-    text += d;
-    const lines = text.split('\n');
-    text = lines.pop();
-    for (const line of lines) line === 'bound' ? bound = true : heard.push(JSON.parse(line));
-  });
+  const socket = await NotifySocket.listen(join(folder, 'notify'));
   try {
-    await eventually('the stub listens', () => bound);
-    await body(path, heard);
+    await body(socket.path, socket.heard);
   } finally {
-    child.kill('SIGKILL');
-    await once(child, 'exit');
+    await socket.close();
     rmSync(folder, { recursive: true, force: true });
   }
 }

@@ -5,7 +5,7 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
 import { join } from 'node:path';
 import { before, test } from 'node:test';
-import { freePort } from '../api/support/server.mjs';
+import { eventually, freePort } from '../api/support/server.mjs';
 import { StartedUnit, drafterWith, makePackage, run, scratch, top } from './support/installed.mjs';
 import { restarts, resultOf } from './support/unit.mjs';
 
@@ -57,7 +57,7 @@ test('where all this began: a drafter of the wrong feature width never becomes r
   const draft = drafterWith(join(folder, 'narrow drafter'), (c) => { c.dflash_config.target_layer_ids = [1, 3]; });
   const unit = await StartedUnit.start(t, root, `DDTREE_ARGS="--model-path ${join(top, 'models/tiny/target')} --speculative-draft-model-path '${draft}' --port ${await freePort()}"\n`);
   assert.deepEqual(await unit.untilEnd(), { code: 65 }, unit.log);
-  assert.equal(unit.ready, false, unit.heard.text);
+  assert.equal(unit.ready, false, unit.heard.lines.join('\n'));
   assert.match(unit.log, /\b768\b/);
   assert.match(unit.log, /\b512\b/);
   assert.equal(resultOf(unit.unit, unit.end, unit.ready), 'exit-code');
@@ -69,6 +69,10 @@ test('the same start with the right drafter becomes ready, and ends with 0 when 
   const port = await freePort();
   const unit = await StartedUnit.start(t, root, `# one of the unit's own comments\nDDTREE_ARGS="--model-path ${join(top, 'models/tiny/target')} --speculative-draft-model-path '${draft}' --port ${port}"\n`);
   await unit.untilReady();
+  // What the unit's TimeoutStartSec= and WatchdogSec= count on.
+  const ready = unit.heard.lines.indexOf('READY=1');
+  assert.ok(unit.heard.lines.slice(0, ready).some((l) => l.startsWith('EXTEND_TIMEOUT_USEC=')), unit.heard.lines.join('\n'));
+  await eventually('WATCHDOG=1 while idle', () => unit.heard.lines.slice(ready).includes('WATCHDOG=1'));
   const models = await (await fetch(`http://127.0.0.1:${port}/v1/models`)).json();
   assert.equal(models.data.length, 1);
   unit.child.kill('SIGTERM');

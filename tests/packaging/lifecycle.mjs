@@ -6,8 +6,9 @@ import { once } from 'node:events';
 import { appendFileSync, existsSync, copyFileSync, lstatSync, mkdirSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import { test } from 'node:test';
+import { NotifySocket } from '../api/support/notify.mjs';
 import { eventually, freePort } from '../api/support/server.mjs';
-import { listenNotify, makePackage, run, scratch, top } from './support/installed.mjs';
+import { makePackage, run, scratch, top } from './support/installed.mjs';
 import { command, environmentFile, parseUnit } from './support/unit.mjs';
 
 // CI runs as root and has debootstrap: there a skipped test would hide what it is for.
@@ -69,7 +70,8 @@ test('the package in a minimal Debian root: install, start, upgrade, remove, pur
     const port = await freePort();
     const argv = command(unit, environmentFile(`DDTREE_ARGS="--port ${port}"`));
     mkdirSync(at('run/notify'));
-    const heard = await listenNotify(tt, at('run/notify/socket'));
+    const heard = await NotifySocket.listen(at('run/notify/socket'));
+    tt.after(() => heard.close());
     const script = `set -e
       mount --make-rprivate /
       mount --bind '${root}' '${root}'

@@ -69,6 +69,8 @@ test('the shipped unit gives starts, drains and restarts the time they need', ()
   assert.equal(value(shipped, 'Service', 'Type'), 'notify');
   assert.ok(seconds(value(shipped, 'Service', 'TimeoutStopSec')) > 30, 'a drain takes up to 30 s by default');
   assert.ok(seconds(value(shipped, 'Service', 'TimeoutStartSec')) >= 120);
+  // Longer than --stuck-seconds (30): the server itself says first that it is stuck, and why.
+  assert.ok(seconds(value(shipped, 'Service', 'WatchdogSec')) > 30);
   // Starts that end at once must reach the limit: otherwise they go on for ever.
   const burst = Number(value(shipped, 'Unit', 'StartLimitBurst'));
   assert.ok(burst * seconds(value(shipped, 'Service', 'RestartSec')) < seconds(value(shipped, 'Unit', 'StartLimitIntervalSec')));

@@ -5,6 +5,7 @@ import { cpSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writ
 import { tmpdir } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { NotifySocket } from '../../api/support/notify.mjs';
 import { binary, eventually } from '../../api/support/server.mjs';
 import { command, environmentFile, parseUnit, value, values } from './unit.mjs';
 
@@ -30,17 +31,6 @@ export function scratch(t) {
   return folder;
 }
 
-// systemd's side of the notification socket. Node has no AF_UNIX datagrams; Python is part of every build machine.
-export async function listenNotify(t, path) {
-  const script = 'import os,socket,sys\ns=socket.socket(socket.AF_UNIX,socket.SOCK_DGRAM)\ns.bind(sys.argv[1])\nos.chmod(sys.argv[1],0o666)\nprint("bound",flush=True)\nwhile True:\n  print(s.recv(4096).decode(),flush=True)\n';
-  const child = spawn('python3', ['-c', script, path], { stdio: ['ignore', 'pipe', 'inherit'] });
-  const heard = { text: '', get lines() { return this.text.split('\n'); }, said(line) { return this.lines.includes(line); } };
-  child.stdout.on('data', (d) => { heard.text += d; });
-  t.after(() => child.kill());
-  await eventually('the listener is bound', () => heard.text.includes('bound'));
-  return heard;
-}
-
 // A unit of an unpacked package, started with this text as its environment file: the argv that systemd would make of
 // ExecStart=, with the executable from `root`. Knows nothing of the sandbox: see lifecycle.mjs.
 export class StartedUnit {
@@ -52,7 +42,8 @@ export class StartedUnit {
     const [program, ...args] = command(s.unit, environment);
     if (!value(s.unit, 'Service', 'StateDirectory')) throw new Error('no StateDirectory=: where would the history go?');
     mkdirSync(join(folder, 'state'));
-    s.heard = await listenNotify(t, join(folder, 'notify'));
+    s.heard = await NotifySocket.listen(join(folder, 'notify'));
+    t.after(() => s.heard.close());
     const watchdog = values(s.unit, 'Service', 'WatchdogSec').length ? { WATCHDOG_USEC: '2000000' } : {};
     s.child = spawn(join(root, program), args, {
       env: { PATH: '/usr/bin:/bin', ...environment, ...watchdog, NOTIFY_SOCKET: join(folder, 'notify'), STATE_DIRECTORY: join(folder, 'state') },
