@@ -64,7 +64,6 @@ void HistoryKeeper::retry() {
       without_.message = opened.status().message();
       continue;
     }
-    if (closed_) return;
     const double seconds = static_cast<double>(now_ms() - without_.failing_since_ms) / 1000;
     log::info("history: opened after {:.0f} s", seconds);
     take(std::move(*opened));
@@ -105,6 +104,15 @@ void HistoryKeeper::add_event(Event event) {
   write([event = std::move(event)](Store& store) { store.add_event(event); });
 }
 
+void HistoryKeeper::add_request(RequestRecord request, std::vector<RoundTree> trees) {
+  if (Store* open = store()) {
+    open->add_request(std::move(request), std::move(trees));
+    return;
+  }
+  request.prompt_text.clear(), request.answer_text.clear();
+  write([request = std::move(request)](Store& store) { store.add_request(request); });
+}
+
 StoreHealth HistoryKeeper::health() const {
   if (const Store* open = store()) return open->health();
   const std::lock_guard lock(mutex_);
@@ -132,6 +140,10 @@ void HistoryKeeper::close(const std::string& reason, int exit_code) {
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
   const std::lock_guard lock(mutex_);
+  if (!store_ && wanted_ && run_id_ == 0) {
+    // A short life on a disk that has room by now should leave its record.
+    if (auto opened = Store::open(path_, options_)) take(std::move(*opened));
+  }
   if (!store_) return;
   store_->end_run(run_id_, reason, exit_code);
   published_.store(nullptr, std::memory_order_release);

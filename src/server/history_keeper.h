@@ -37,13 +37,15 @@ class HistoryKeeper {
   // the newest 4,096 wait; older ones are counted as dropped.
   void write(std::function<void(Store&)> what);
   void add_event(Event event);  // run_id 0, at_ms 0: this run, now
+  // While it has to wait, the row alone is kept: trees and texts of thousands of requests are no load for a memory that serves.
+  void add_request(RequestRecord request, std::vector<RoundTree> trees);
 
   bool wanted() const { return wanted_; }  // open() was called: there is, or should be, a history
   StoreHealth health() const;              // also before it is open: not writable, and why
   std::string path() const;
   std::vector<Event> recent_events() const;  // newest first, of this process, written or not
 
-  void close(const std::string& reason, int exit_code);  // ends the run; nobody may use the store any more
+  void close(const std::string& reason, int exit_code);  // ends the run (one last try to open it); nobody may use the store any more
 
  private:
   void take(std::unique_ptr<Store> opened);  // mutex_ held: begins the run, writes what waited, shows the store to all

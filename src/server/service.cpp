@@ -434,9 +434,7 @@ void Service::request_finished(RecentRequest finished) {
              s.prompt_tokens, s.completion_tokens, seconds, s.rounds);
   const std::shared_ptr<const Serving> loaded = serving();
   // Not under the lock: a queue that is full may let a row wait for a moment.
-  m.history.write([row = request_record(finished, 0, loaded ? loaded->info.name : ""), trees = round_trees(finished.stats)](Store& store) {
-    store.add_request(row, trees);
-  });
+  m.history.add_request(request_record(finished, 0, loaded ? loaded->info.name : ""), round_trees(finished.stats));
   std::lock_guard lock(m.mutex);
   std::erase_if(m.live, [&](const LiveRequest& r) { return r.id == finished.request.id; });
   m.minutes.request(finished);

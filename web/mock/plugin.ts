@@ -108,7 +108,8 @@ function reply(path: string, query: URLSearchParams, method: string): unknown {
       model: { name: "tiny", path: "embedded:tiny", architecture: "Qwen3_5ForConditionalGeneration", backend: "cpu", parameters: 1710000, layers: 8, hidden_size: 64, vocab_size: 4100, context_length: 2048, block_size: 16, has_drafter: true, has_mtp: true },
       engine: { mode: "DDTREE", budget: 0, shadow_linear: false, seed_chain: false, nextn_steps: 3, max_running: 8, max_queue: 256, running: none ? 0 : 3, waiting: none ? 0 : 1, pages_used: none ? 0 : 61, pages_total: 512, slots_used: none ? 0 : 3, slots_total: 8, finished: none ? 0 : 137, cancelled: 2, failed: 0, prompt_tokens: 91321, completion_tokens: 48211, rounds: none ? 0 : 1021, drafted: 31651, accepted: acceptedAt.reduce((a, b) => a + b), accepted_at: none ? [] : acceptedAt, fallbacks: 1, prefill_tps_1m: none ? 0 : 1893, decode_tps_1m: none ? 0 : 588 + Math.sin(now / 5000) * 30, tokens_per_round_1m: none ? 0 : 6.84 },
       live: none ? [] : [0, 1, 2, 3].map((i) => ({ id: `chatcmpl-51aa0${i}f2c9`, endpoint: "chat", client: "127.0.0.1", stream: true, started: now - 900 - i * 700, prompt_tokens: 211 + i * 57, completion_tokens: i === 3 ? 0 : 310 - i * 97, max_tokens: 1024, mode: i === 1 ? "NONE" : "DDTREE" })),
-      smoke: none ? null : smoke[0], smoke_running: smokeUntil > now ? { started: smokeUntil - 5000 } : null, store: { path: "/var/lib/ddtree/ddtree.db", writable: true, message: "", file_bytes: 4e6, dropped_rows: 0, dropped_trees: 0, store_text: false },
+      smoke: none ? null : smoke[0], smoke_running: smokeUntil > now ? { started: smokeUntil - 5000 } : null, ladder: { step: "NONE", mode: "NONE", since_ms: now - 700e3, reason: "wrong-text: the tail of a stream is not the target's", steps: ["DDTREE", "reset", "DFLASH", "NONE", "degraded", "restart", "exit"] },
+      store: { path: "/var/lib/ddtree/ddtree.db", open: true, writable: true, message: "", failing_since: null, queued_rows: 0, file_bytes: 4e6, dropped_rows: 0, dropped_trees: 0, store_text: false },
     };
   }
   if (path === "series") {
@@ -122,6 +123,28 @@ function reply(path: string, query: URLSearchParams, method: string): unknown {
       { id: 2, run_id: 4, time: now - 3000e3, severity: "warning", kind: "stream.repetition", message: "chatcmpl-88c2 repeats “ha ha”; the target agrees, it is the model's own text" },
       { id: 1, run_id: 4, time: started, severity: "error", kind: "run.crashed", message: "the run before ended without notice" },
     ] };
+  if (path === "timeline") {
+    const p = page(empty() ? [] : runs);
+    const move = (id: number, at: number, from: string, to: string, direction: string) => ({ id, run_id: 4, time: at, severity: direction === "down" ? "warning" : "info", kind: "ladder", message: `${from} to ${to}`, detail: { from, to, direction, fault: null, reason: "" } });
+    return { ...p, events_left_out: 0, runs: p.rows.map((r) => ({ ...r, phases: [{ phase: "starting", reason: "", at: r.started, lasted_ms: 4000 }, ...(r.ready ? [{ phase: "ready", reason: "", at: r.ready, lasted_ms: 1 }] : [])], events: r.id === 4 ? [move(9, now - 5000e3, "DDTREE", "reset", "down"), move(10, now - 4000e3, "reset", "DFLASH", "down"), move(11, now - 700e3, "DFLASH", "NONE", "down")] : [] })) };
+  }
+  if (path === "requests/summary") {
+    const of = (n: number) => ({ count: 137, p50: n, p90: n * 2, p95: n * 2.4, p99: n * 3.1 });
+    return { totals: { requests: empty() ? 0 : 137, errors: 9 }, ttft_ms: of(38), total_ms: of(900), tokens_per_second: of(410), tokens_per_round: of(3.1) };
+  }
+  if (path === "acceptance") {
+    const group = (name: string, scale: number) => ({ name, requests: 40, errors: 0, prompt_tokens: 9000, completion_tokens: 8000, cached_tokens: 0, rounds: 1021, drafted: 31651, accepted: Math.round(scale * acceptedAt.reduce((a, b) => a + b)), tokens_per_round: 1 + (scale * acceptedAt.reduce((a, b) => a + b)) / 1021, tokens_per_second: 400 * scale, accepted_at: acceptedAt.map((n) => Math.round(n * scale)), histogram: [] });
+    const none = { ...group("", 0), requests: 0, rounds: 0 };
+    return empty() ? { speculative: none, by_mode: [], by_thinking: [], by_context: [] } : { speculative: group("", 1), by_mode: ["DDTREE", "DFLASH", "NEXTN"].map((n, i) => group(n, 1 - i * 0.2)), by_thinking: ["on", "off"].map((n, i) => group(n, 0.8 + i * 0.2)), by_context: ["256", "512", "1024", "4096", "16384"].map((n, i) => group(n, 1 - i * 0.08)) };
+  }
+  if (path === "runs/compare") {
+    const two = (query.get("ids") ?? "").split(",").map((id) => runs.find((r) => r.id === Number(id)) ?? runs[0]!);
+    return { runs: two, rows: [{ section: "flags", name: "--speculative-ddtree-budget", unit: "", values: ["32", "auto"], differs: true, measured: false }, { section: "requests", name: "tok/s, median", unit: "tok/s", values: [388.2, 431.9], differs: true, measured: true }, { section: "start", name: "model", unit: "", values: ["tiny", "tiny"], differs: false, measured: false }] };
+  }
+  if (path === "smoke/compare") {
+    const two = (query.get("ids") ?? "").split(",").map((id) => smoke.find((r) => r.id === Number(id)) ?? smoke[0]!);
+    return { runs: two, rows: smoke[0]!.checks.map((c, i) => ({ name: c.name, mode: c.mode, input_id: c.input_id, what: c.what, cells: two.map((r) => r.checks[i]!), differs: new Set(two.map((r) => r.checks[i]!.verdict)).size > 1 })) };
+  }
   if (path === "runs") { const p = page(empty() ? [] : runs); return { ...p, runs: p.rows }; }
   if (path.startsWith("runs/")) {
     const run = runs.find((r) => r.id === Number(path.slice(5)))!;

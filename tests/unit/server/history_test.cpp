@@ -266,6 +266,32 @@ TEST_CASE("a disk without room keeps nobody from answers, is told wherever readi
   }
 }
 
+TEST_CASE("a short life on a disk that has room by its end still leaves its record") {
+  Folder folder;
+  const SmallDisk disk(folder.path / "disk", "size=1m");
+  if (!disk.made) SKIP("this user may not mount a small disk");
+  disk.fill();
+  {
+    Service service(options_at(disk.path / "a.db"));
+    REQUIRE(service.open_store().ok());
+    REQUIRE(service.store() == nullptr);
+    RecentRequest done;
+    done.request.id = "chatcmpl-only";
+    done.finish = "stop", done.prompt_text = "text", done.stats.trees.resize(3);
+    service.request_finished(done);
+    std::filesystem::remove(disk.path / "filler");
+    service.close(70, "failed: device lost");
+  }
+  auto store = Store::open_read_only(disk.path / "a.db");
+  REQUIRE(store.ok());
+  const auto runs = (*store)->runs({});
+  REQUIRE((runs.ok() && runs->rows.size() == 1));
+  CHECK((runs->rows[0].end_reason == "failed: device lost" && runs->rows[0].exit_code == 70));
+  const auto requests = (*store)->requests({}, {});
+  REQUIRE((requests.ok() && requests->rows.size() == 1));
+  CHECK((requests->rows[0].request_id == "chatcmpl-only" && requests->rows[0].prompt_text.empty() && requests->rows[0].trees == 0));
+}
+
 TEST_CASE("what is wrong with the file itself is still refused at the start") {
   Folder folder;
   std::ofstream(folder.path / "other.db") << "not a database at all, but some text";
