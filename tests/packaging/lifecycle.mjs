@@ -73,7 +73,6 @@ test('the package in a minimal Debian root: install, start, upgrade, remove, pur
     const heard = await NotifySocket.listen(at('run/notify/socket'));
     tt.after(() => heard.close());
     const script = `set -e
-      mount --make-rprivate /
       mount --bind '${root}' '${root}'
       mount -t proc proc '${root}/proc'
       mount --bind '${root}/var/lib/ddtree' '${root}/var/lib/ddtree'
@@ -81,7 +80,11 @@ test('the package in a minimal Debian root: install, start, upgrade, remove, pur
       mount -t tmpfs tmpfs '${root}/tmp'
       exec chroot '${root}' setpriv --reuid ddtree --regid ddtree --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \\
         env -i PATH=/usr/bin:/bin HOME=/var/lib/ddtree NOTIFY_SOCKET=/run/notify/socket STATE_DIRECTORY=/var/lib/ddtree "$@"`;
-    const child = spawn('unshare', ['--mount', '--pid', '--fork', '--kill-child', 'sh', '-c', script, 'sh', ...argv], { stdio: ['ignore', 'pipe', 'pipe'] });
+    // Inside a chroot (packaging/fresh-root.sh) "/" is no mount point and cannot be made private: then what is mounted may show
+    // outside too, and is taken off again.
+    const propagation = run('unshare', ['--mount', 'true']).status === 0 ? [] : ['--propagation', 'unchanged'];
+    tt.after(() => { if (propagation.length) run('umount', ['-R', root]); });
+    const child = spawn('unshare', ['--mount', ...propagation, '--pid', '--fork', '--kill-child', 'sh', '-c', script, 'sh', ...argv], { stdio: ['ignore', 'pipe', 'pipe'] });
     let log = '', end = null;
     for (const pipe of [child.stdout, child.stderr]) pipe.on('data', (d) => { log += d; });
     const exited = once(child, 'exit').then(([code]) => { end = { code }; });
