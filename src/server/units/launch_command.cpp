@@ -259,8 +259,8 @@ class Finder {
     if (!parsed) return parsed.status();
     if (from_file) {  // a percent sign of a file is no specifier
       for (ShellCommand& c : *parsed) {
-        for (std::string& w : c.words) w = doubled(w);
-        for (auto& [name, value] : c.assignments) value = doubled(value);
+        for (std::string& w : c.words) w = without_specifiers(w);
+        for (auto& [name, value] : c.assignments) value = without_specifiers(value);
       }
     }
     const ShellCommand* server = nullptr;
@@ -290,12 +290,6 @@ class Finder {
       }
     }
     return {};
-  }
-
-  static std::string doubled(const std::string& s) {
-    std::string out;
-    for (const char c : s) out += c == '%' ? "%%" : std::string(1, c);
-    return out;
   }
 
   // A command before the server's.

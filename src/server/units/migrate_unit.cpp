@@ -193,8 +193,8 @@ class Migrator {
         unread_ += (unread_.empty() ? "" : ", ") + path;
         continue;
       }
-      const Variables more = parse_environment_file(*text);
-      variables_.insert(variables_.end(), more.begin(), more.end());
+      // A percent sign of a file is no specifier; where its words are written out, the unit would read it as one.
+      for (auto& [name, value] : parse_environment_file(*text)) variables_.emplace_back(name, without_specifiers(value));
     }
   }
 

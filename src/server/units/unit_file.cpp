@@ -148,6 +148,12 @@ std::string quote_unit_word(const std::string& word) {
   return out + "\"";
 }
 
+std::string without_specifiers(const std::string& text) {
+  std::string out;
+  for (const char c : text) out += c == '%' ? "%%" : std::string(1, c);
+  return out;
+}
+
 Result<Variables> parse_environment(const std::string& value) {
   auto words = split_unit_words(value);
   if (!words) return words.status();

@@ -44,6 +44,9 @@ Result<std::vector<std::string>> split_unit_words(const std::string& text);
 // One word so that split_unit_words gives it back, with quotes only where they are needed.
 std::string quote_unit_word(const std::string& word);
 
+// Text from elsewhere, so that a unit takes none of it for a %-specifier.
+std::string without_specifiers(const std::string& text);
+
 using Variables = std::vector<std::pair<std::string, std::string>>;
 // NAME=VALUE words of an Environment= setting; words of another form are kUsage.
 Result<Variables> parse_environment(const std::string& value);

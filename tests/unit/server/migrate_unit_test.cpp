@@ -211,12 +211,13 @@ TEST_CASE("instances, specifiers and variables: kept where systemd knows them, w
   CHECK(find(m.environment, "MODEL=")->kind == Kind::kKept);
 
   Machine machine;
-  machine.files["/etc/sglang.env"] = "MODEL=/root/models/q\nMORE='--port 1234'\n";
+  machine.files["/etc/sglang.env"] = "MODEL=/root/models/q\nMORE='--port 1234 --served-model-name a%b'\n";
   const UnitMigration file =
       machine.good("[Service]\nEnvironmentFile=/etc/sglang.env\nExecStart=" + kServer + " --model-path ${MODEL} $MORE\n");
   CHECK(file.blockers.empty());
   CHECK(command_of(file)[5] == "${MODEL}");
   CHECK(find(file.flags, "--port 1234"));
+  CHECK(find(file.flags, "--served-model-name a%%b"));
   CHECK(parsed(file).value("Service", "ProtectHome") == "read-only");  // by the variable's value
   const UnitMigration unknown = Machine{}.good("[Service]\nEnvironmentFile=/etc/sglang.env\nExecStart=" + kServer + " --port ${PORT}\n");
   REQUIRE(unknown.blockers.size() >= 1);
