@@ -160,7 +160,9 @@ Status Service::open_store() {
   run.pid = getpid();
   run.started_ms = static_cast<int64_t>(m.started * 1000);
   if (Status status = m.history.open(path, options, std::move(run)); !status.ok()) return status;
-  m.history.write([at = now_ms()](Store& store) { store.add_phase({0, 0, at, phase_name(Phase::kStarting), "", 0}); });
+  m.history.write([at = static_cast<int64_t>(m.started * 1000)](Store& store) {
+    store.add_phase({0, 0, at, phase_name(Phase::kStarting), "", 0});
+  });
   m.phases.add_listener([&m](const PhaseState&, const PhaseState& to) {
     log::info("{}", to.sentence());
     m.history.write([to](Store& store) { store.add_phase({0, 0, to.since_ms, phase_name(to.phase), to.reason, 0}); });

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { after, before, describe, test } from "node:test";
 import { axe, launch, looks, openPage, screenshot, sideways } from "./support/browser.mjs";
-import { startServer, temporaryFolder, until } from "./support/server.mjs";
+import { faultyBinary, startServer, temporaryFolder, until } from "./support/server.mjs";
 
 let browser, server, folder, past;
 before(async () => {
@@ -229,6 +229,38 @@ test("smoke runs side by side: checks in rows, outputs compared", async (t) => {
   assert.match(await rows.nth(1).innerText(), /passed[\s\S]*failed[\s\S]*token 14 is 498[\s\S]*the same text/);
   await page.goto(`${server.url}#/smoke/compare?ids=${list[0].id},${past.skipped}`);
   await page.getByText("not checked").first().waitFor();
+  assert.deepEqual(await faults(), []);
+});
+
+test("a real fault: the ladder's way down and up is drawn as it goes, and told over the page until it is over", async (t) => {
+  const faulty = await startServer({ db: `${folder.path}/faulty.db`, program: faultyBinary, flags: ["--inject", "nan-logits:after=12,for=2", "--ladder-settle", "0.5", "--ladder-proof", "4", "--canary-interval", "0"] });
+  t.after(() => faulty.stop());
+  const { page, context, faults } = await openPage(browser, `${faulty.url}#/now`);
+  t.after(() => context.close());
+  await page.locator(".rungs").waitFor();
+  const moves = async () => (await faulty.api("events?kind=ladder&limit=50")).events;
+  await until("a step down", async () => {
+    await faulty.post("v1/chat/completions", { messages: [{ role: "user", content: "List the numbers from 35 to 61." }], temperature: 0, max_tokens: 60 });
+    return (await moves()).length > 0;
+  }, 60_000);
+  const alert = page.getByRole("list", { name: "Alerts" }).getByRole("listitem").filter({ hasText: "below “DDTREE”" });
+  await alert.waitFor();
+  assert.match(await alert.innerText(), /not finite|nan/i);
+  await page.locator(".rungs .here.low").waitFor();
+  await screenshot(page, "ladder-down");
+  await until("the top again", async () => (await faulty.api("status")).ladder.step === "DDTREE", 90_000);
+  await alert.waitFor({ state: "detached" });
+  // The status is a commit ahead of the history.
+  const told = await until("the way in the history", async () => {
+    const list = await moves();
+    return list.length >= 2 && list[0].detail.to === "DDTREE" && list;
+  });
+  await page.goto(`${faulty.url}#/history`);
+  const line = page.getByRole("region", { name: "Time line of this start" });
+  await until("every step in the picture", async () => (await line.locator(".tl-ladder circle").count()) === told.length);
+  assert.equal(await line.locator(".tl-ladder .down").count(), told.filter((e) => e.detail.direction === "down").length);
+  await screenshot(page, "ladder-way");
+  assert.deepEqual(await axe(page), []);
   assert.deepEqual(await faults(), []);
 });
 

@@ -14,7 +14,9 @@ export function alertsOf(s: Status): Alert[] {
   const list: Alert[] = [];
   const { phase, ladder, smoke, store } = s;
   if (phase.word === "failed" || phase.word === "degraded") list.push({ bad: phase.word === "failed", text: phase.sentence, since: phase.since, link: href(["history", s.run_id]) });
-  if (ladder?.steps.length && ladder.step !== ladder.steps[0])
+  // At the step "degraded" the phase has said it already.
+  const told = list.length > 0 && ladder?.reason !== "" && phase.sentence.includes(ladder?.reason);
+  if (ladder?.steps.length && ladder.step !== ladder.steps[0] && !told)
     list.push({ bad: ["restart", "exit"].includes(ladder.step), text: `The fault ladder is at “${ladder.step}”, below “${ladder.steps[0]}”${ladder.reason ? `: ${ladder.reason}` : ""}`, since: ladder.since_ms, link: href(["history", s.run_id]) });
   // A failed smoke test is usually why the phase is degraded: once is enough.
   const said = smoke !== null && smoke.message !== "" && phase.sentence.includes(smoke.message);

@@ -38,6 +38,7 @@ export function bytes(n: number): string {
 // 840 ms, 3.2 s, 4 min 10 s, 2 h 13 min, 3 d 4 h
 export function duration(ms: number | null | undefined): string {
   if (ms == null || !Number.isFinite(ms)) return "–";
+  if (ms === 0) return "0 ms";
   if (ms < 1) return `${ms.toFixed(2)} ms`;
   if (ms < 10) return `${ms.toFixed(1)} ms`;
   if (ms < 1000) return `${ms.toFixed(0)} ms`;

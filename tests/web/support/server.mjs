@@ -5,6 +5,8 @@ import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 
+// The tests' executable with faults on demand: `serve --inject …`.
+export const faultyBinary = resolve(process.env.DDTREE_INJECT_BIN ?? new URL("../../../build/ddtree-inject", import.meta.url).pathname);
 const binary = resolve(process.env.DDTREE_BIN ?? new URL("../../../build/ddtree", import.meta.url).pathname);
 
 export function temporaryFolder() {
@@ -42,10 +44,10 @@ export async function until(what, condition, ms = 20_000) {
 }
 
 // {url, api(path), chat(body), stop(signal)}; ready when this returns. `port` re-uses an address (a restart).
-export async function startServer({ db, flags = [], key = "", port = 0 }) {
-  if (!existsSync(binary)) throw new Error(`${binary} is not there: ./dev build makes it, or DDTREE_BIN names another`);
+export async function startServer({ db, flags = [], key = "", port = 0, program = binary }) {
+  if (!existsSync(program)) throw new Error(`${program} is not there: ./dev build and ./dev test make it, or DDTREE_BIN and DDTREE_INJECT_BIN name another`);
   port ||= await freePort();
-  const child = spawn(binary, ["serve", "--host", "127.0.0.1", "--port", String(port), "--db", db, ...(key ? ["--api-key", key] : []), ...flags], { stdio: ["ignore", "pipe", "pipe"] });
+  const child = spawn(program, ["serve", "--host", "127.0.0.1", "--port", String(port), "--db", db, ...(key ? ["--api-key", key] : []), ...flags], { stdio: ["ignore", "pipe", "pipe"] });
   let log = "";
   child.stdout.on("data", (d) => (log += d));
   child.stderr.on("data", (d) => (log += d));
