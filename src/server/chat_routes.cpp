@@ -274,7 +274,7 @@ std::unique_ptr<AnswerParser> make_parser(const Serving& serving, const ChatFiel
 
 void chat(Service& service, const HttpRequest& request, HttpResponse& response) {
   ApiError error;
-  auto serving = serving_or_error(service, &error);
+  auto serving = request.own ? service.serving() : serving_or_error(service, &error);
   if (!serving) return send_error(response, error);
   std::string trouble;
   Json body = parse_json_object(request.body, &trouble);
@@ -320,7 +320,9 @@ void chat(Service& service, const HttpRequest& request, HttpResponse& response) 
 
   Generation::Part part;
   part.request = r.fields.engine;
-  part.request.record_trees = service.options().recent_trees > 0;
+  part.request.record_trees = service.options().recent_trees > 0 && !request.own;
+  part.request.own = request.own;
+  part.info.own = request.own;
   part.info.id = r.id;
   part.info.endpoint = "chat";
   part.info.client = request.remote;
@@ -375,6 +377,8 @@ void chat(Service& service, const HttpRequest& request, HttpResponse& response) 
 }
 
 }  // namespace
+
+void answer_chat(Service& service, const HttpRequest& request, HttpResponse& response) { chat(service, request, response); }
 
 void register_chat_routes(HttpServer& server, Service& service) {
   server.route("POST", "/v1/chat/completions", Access::kKey, [&service](const HttpRequest& q, HttpResponse& r) { chat(service, q, r); });

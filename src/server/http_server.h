@@ -33,6 +33,8 @@ struct HttpRequest {
   std::map<std::string, std::string> parameters;        // {name} parts of the route
   std::function<std::string(const char* name)> header;  // "" where absent; names are case-insensitive
   Peer* peer = nullptr;                                 // never null in a handler
+  // Asked by this process itself (the smoke test), never over a socket: answered before the service is ready, in no client's books.
+  bool own = false;
 
   std::string query_value(const std::string& name, const std::string& otherwise = "") const {
     const auto it = query.find(name);

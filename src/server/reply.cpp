@@ -61,7 +61,8 @@ Json metrics_json(const ReplyTotals& t, int32_t budget, int32_t positions) {
            {"num_spec_tokens", positions},
            {"draft_acceptance_rate", s.drafted > 0 ? static_cast<double>(s.accepted) / static_cast<double>(s.drafted) : 0.0},
            {"acceptance_rate_per_position", std::move(by_position)},
-           {"acceptance_histogram", s.histogram}};
+           {"acceptance_histogram", s.histogram},
+           {"near_ties", s.near_ties}};
   if (s.mode == SpeculationMode::kDdtree) {
     out["tree"] = Json{{"nodes_verified", s.drafted},
                        {"budget", budget > 0 ? Json(budget) : Json("auto")},

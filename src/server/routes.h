@@ -19,6 +19,9 @@ void register_tokenize_routes(HttpServer& server, Service& service);    // /toke
 void register_health_routes(HttpServer& server, Service& service);      // /health, /livez, /readyz, /startupz
 void register_metrics_route(HttpServer& server, Service& service);      // /metrics
 
+// The chat route as a function: the smoke test asks through it (HttpRequest::own).
+void answer_chat(Service& service, const HttpRequest& request, HttpResponse& response);
+
 // All of them and the dashboard's.
 void register_routes(HttpServer& server, Service& service);
 

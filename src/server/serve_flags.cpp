@@ -147,6 +147,14 @@ auto count(int64_t low, int64_t high, P ServiceOptions::*part, int64_t P::*membe
   return [=](const Given& g, ServeConfig& c, Pending&) -> Status { return integer(g, low, high, &((c.service.*part).*member)); };
 }
 
+Status take_percent(const Given& g, double* out) {
+  char* end = nullptr;
+  const double v = std::strtod(g.value.c_str(), &end);
+  if (g.value.empty() || *end || !std::isfinite(v) || v <= 0 || v > 100) return g.wrong("must be a number of percent above 0, up to 100");
+  *out = v / 100;
+  return {};
+}
+
 Status take_log_level(const Given& g, ServeConfig& c, Pending&) {
   if (g.value == "debug") c.log_level = log::Level::kDebug;
   else if (g.value == "info") c.log_level = log::Level::kInfo;
@@ -408,6 +416,21 @@ const std::vector<Flag>& own_flags() {
        "N",
        "requests whose draft trees are kept in memory (default: 64)",
        whole(0, 10000, &C::service, &ServiceOptions::recent_trees)},
+      {{"--smoke-prompts"},
+       "History",
+       "FILE",
+       "prompts of your own that the smoke test asks, too, with what must come (ddtree smoke --help has the format)",
+       text(&C::service, &ServiceOptions::smoke_prompts_path)},
+      {{"--smoke-slower"},
+       "History",
+       "PERCENT",
+       "degraded where the smoke test decodes so much slower than the median of this machine's earlier runs (default: 30)",
+       [](const Given& g, C& c, Pending&) { return take_percent(g, &c.service.smoke_thresholds.slower); }},
+      {{"--smoke-lower-acceptance"},
+       "History",
+       "PERCENT",
+       "the same for tokens a round (default: 20)",
+       [](const Given& g, C& c, Pending&) { return take_percent(g, &c.service.smoke_thresholds.shorter); }},
       {{"--skip-smoke"},
        "History",
        "",

@@ -23,7 +23,8 @@
 #include "server/metrics.h"
 #include "server/recorder.h"
 #include "server/serving_loader.h"
-#include "server/smoke_subject.h"
+#include "server/serving_smoke.h"
+#include "server/smoke_prompts.h"
 #include "server/watcher.h"
 #include "store/store.h"
 #include "text/detokenizer.h"
@@ -80,10 +81,15 @@ struct Service::Impl {
   void restart(const std::string& reason);
   void show_conditions();
   SmokeReport smoke(const std::string& trigger);
+
+  Service& self;
+  std::vector<SmokePrompt> smoke_prompts;     // --smoke-prompts
+  std::optional<EngineSnapshot> start_costs;  // as measured at the start: running averages would follow a slow machine
 };
 
 Service::Impl::Impl(ServiceOptions o, Service& service)
     : options(std::move(o)),
+      self(service),
       watcher(options, {.tell = [this](Event e) { history.add_event(std::move(e)); },
                         .condition = [&service](const std::string& name, Condition c) { service.set_condition(name, std::move(c)); },
                         .restart =
@@ -179,6 +185,11 @@ Status Service::Impl::load_engine(const std::string& trigger) {
     (void)m.phases.enter(Phase::kFailed, status.message());
     return status;
   };
+  if (!m.options.smoke_prompts_path.empty()) {
+    auto prompts = read_smoke_prompts(m.options.smoke_prompts_path);
+    if (!prompts) return fail({prompts.status().code(), "--smoke-prompts: " + prompts.status().message()});
+    m.smoke_prompts = std::move(*prompts);
+  }
   auto loaded = load_serving(m.options, m.phases);
   if (!loaded) return fail(loaded.status());
   m.options.engine = (*loaded)->engine->options();
@@ -196,6 +207,7 @@ Status Service::Impl::load_engine(const std::string& trigger) {
     store.set_run_details(m.history.writing_run(), devices, plan, mode, drafter);
   });
   if (m.draining) return {Code::kCancelled, "asked to stop while loading"};
+  std::string regression;
   if (m.options.skip_smoke) {
     m.phases.set_smoke(SmokeState::kSkipped);
     m.history.write([row = smoke_record(skipped_smoke(trigger))](Store& store) { store.add_smoke_run(row); });
@@ -215,7 +227,9 @@ Status Service::Impl::load_engine(const std::string& trigger) {
       return fail(
           {Code::kEngineFault, (report.verdict == SmokeVerdict::kSkip ? "the smoke test was not completed: " : "the smoke test failed: ") +
                                    report.message + " (--skip-smoke serves the model all the same)"});
+    regression = report.warning;
   }
+  m.self.set_condition("smoke", regression.empty() ? Condition{} : Condition{true, "the smoke test passed, but " + regression});
   m.watcher.begin(*loaded);
   if (m.draining) return {Code::kCancelled, "asked to stop while loading"};
   DDTREE_RETURN_IF_ERROR(m.phases.enter(Phase::kReady));
@@ -284,20 +298,28 @@ SmokeReport Service::Impl::smoke(const std::string& trigger) {
     std::lock_guard lock(mutex);
     return serving;
   }();
-  SmokeSubject subject = smoke_subject(s);
-  // Modes that the ladder has taken away would run as lower ones, which says nothing.
-  const SpeculationMode most = s->engine->snapshot().most;
-  std::erase_if(subject.modes, [&](SpeculationMode mode) { return limited_mode(mode, most) != mode; });
+  // Modes that the ladder has taken away would run as lower ones, which says nothing: serving_smoke() leaves them out.
+  ServingSmoke bench = serving_smoke(self, s);
+  if (!start_costs) start_costs = bench.setup.costs;
+  bench.setup.costs = start_costs;
+  bench.setup.prompts = smoke_prompts;
   SmokeOptions smoke_options;
-  smoke_options.trigger = trigger;
+  smoke_options.thresholds = options.smoke_thresholds;
+  SmokePast past = smoke_past(history.store(), *s, trigger, smoke_options.thresholds);
+  bench.setup.before = std::move(past.before);
+  smoke_options.trigger = past.trigger;
   smoke_options.cancel = &cancel_smoke;
   smoke_options.progress = [this](const SmokeCheckResult& check, int done, int total) {
     phases.progress(Phase::kSmoke, total > 0 ? static_cast<double>(done) / total : -1, check.name);
   };
-  SmokeReport report = run_smoke(subject, smoke_options);
+  if (past.trigger == "upgrade")
+    log::info("smoke test: first start of version {}; the one before was {}", DDTREE_VERSION, bench.setup.before.previous_version);
+  SmokeReport report = run_smoke(bench.setup, smoke_options);
   for (const SmokeCheckResult& c : report.checks)
-    if (c.verdict == SmokeVerdict::kFail) log::warn("smoke test: {} {}: {}", c.name, c.mode, c.message);
+    if (c.verdict == SmokeVerdict::kFail || c.verdict == SmokeVerdict::kWarn)
+      log::warn("smoke test: {} {} {}: {}", c.name, c.mode, c.input_id, c.message);
   history.write([row = smoke_row(report, *s)](Store& store) { store.add_smoke_run(row); });
+  if (!report.warning.empty()) history.add_event({.severity = Severity::kWarning, .kind = "smoke.regression", .message = report.warning});
   return report;
 }
 
@@ -309,7 +331,8 @@ Status Service::run_smoke_now() {
   const SmokeReport report = m.smoke("dashboard");
   if (report.verdict == SmokeVerdict::kPass) {
     m.phases.set_smoke(SmokeState::kPassed);
-    set_condition("smoke", {});
+    // Worse than before is served all the same: a hot card is no reason for an outage.
+    set_condition("smoke", report.warning.empty() ? Condition{} : Condition{true, "the smoke test passed, but " + report.warning});
     return {};
   }
   if (m.draining) return {Code::kCancelled, "the service stops"};
@@ -406,6 +429,7 @@ EngineSnapshot Service::snapshot() const {
 }
 
 void Service::request_started(const LiveRequest& request) {
+  if (request.own) return;
   std::lock_guard lock(impl_->mutex);
   impl_->live.push_back(request);
 }
@@ -417,6 +441,7 @@ void Service::request_progress(const std::string& id, int32_t completion_tokens)
 }
 
 void Service::request_finished(RecentRequest finished) {
+  if (finished.request.own) return;
   Impl& m = *impl_;
   HttpCounters& c = m.counters;
   const RequestStats& s = finished.stats;

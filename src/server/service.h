@@ -13,6 +13,7 @@
 #include "engine/engine.h"
 #include "health/degeneracy.h"
 #include "health/ladder.h"
+#include "health/smoke_history.h"
 #include "health/watch.h"
 #include "model/spec.h"
 
@@ -40,6 +41,8 @@ struct ServiceOptions {
   std::string tool_parser;            // "": qwen3_coder; "none": off
   bool always_include_usage = false;  // streams end with a usage chunk even where the request did not ask for one
   bool skip_smoke = false;
+  std::string smoke_prompts_path;           // the user's own prompts beside the built-in ones; empty: none
+  SmokeThresholds smoke_thresholds;         // how much worse than earlier runs is worth a warning
   bool store_text = false;                  // keep prompt and answer text in the store
   double comment_seconds = 10;              // a stream without news writes `: keep-alive` this often
   int32_t recent_trees = 64;                // finished requests whose draft trees are kept for the dashboard
@@ -78,6 +81,7 @@ struct LiveRequest {
   std::string endpoint;  // "chat" or "completions"
   std::string client;    // address
   bool stream = false;
+  bool own = false;    // the service's own (the smoke test's): in no list and no row
   double started = 0;  // Unix seconds
   int32_t prompt_tokens = 0, completion_tokens = 0, max_tokens = 0;
   SpeculationMode mode = SpeculationMode::kNone;
@@ -134,7 +138,7 @@ class Service {
   // Loads and proves the pair, phase by phase, then is ready (or says why not). Blocks; the HTTP server answers 503 meanwhile.
   Status load();
 
-  // Tests: serve these parts instead of load(), as if the smoke suite had passed.
+  // Serve these parts instead of load(), as if the smoke suite had passed: for tests, and for `ddtree smoke`, which runs it itself.
   void adopt(std::shared_ptr<const Serving> serving);
 
   // No new requests (503 draining); returns when the running ones ended or `seconds` passed. Idempotent.

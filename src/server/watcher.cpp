@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "server/json.h"
-#include "server/smoke_subject.h"
+#include "server/serving_smoke.h"
 
 namespace ddtree {
 namespace {
@@ -84,9 +84,8 @@ CanaryAnswer Watcher::ask(const Serving& serving, const std::vector<int32_t>& pr
 void Watcher::begin(std::shared_ptr<const Serving> serving) {
   const SpeculationMode configured = serving->engine->options().mode;
   Canary known;
-  const SmokeSubject subject = smoke_subject(serving);
-  if (subject.inputs.empty()) return;
-  if (auto prompt = subject.encode(subject.inputs.front().user); prompt && !prompt->empty()) known.prompt = std::move(*prompt);
+  const std::string user = smoke_inputs(*serving).coherent.front().user;
+  if (auto prompt = smoke_encode(serving)({.messages = {{"user", user}}}); prompt && !prompt->empty()) known.prompt = std::move(*prompt);
   if (static_cast<int64_t>(known.prompt.size()) >= serving->info.context_length) known.prompt.clear();
   if (!known.prompt.empty()) {
     std::vector<SpeculationMode> modes{SpeculationMode::kNone};

@@ -6,10 +6,14 @@
 #include <algorithm>
 #include <atomic>
 #include <catch2/catch_test_macros.hpp>
+#include <cmath>
 #include <map>
+#include <memory>
 #include <optional>
 #include <thread>
 
+#include "health/engine_subject.h"
+#include "health/smoke_junit.h"
 #include "store/store.h"
 
 using namespace ddtree;
@@ -22,6 +26,8 @@ class ScriptedEngine final : public Engine {
   EngineOptions engine_options{.mode = SpeculationMode::kDdtree};
   std::map<std::string, std::string> answers = {{"count", "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14"},
                                                 {"capital", "The capital of France is Paris."}};
+  EngineSnapshot costs;
+  double decode_ms = 10;  // of every answer
   // Faults.
   std::optional<SpeculationMode> diverges;  // this mode says 'X' at token `step`
   size_t step = 5;
@@ -30,8 +36,11 @@ class ScriptedEngine final : public Engine {
   std::string error;    // every request ends with it
   bool silent = false;  // never answers
   int full_for = 0;     // so many submissions find the queue full
-  int64_t passes = 0;   // made since the snapshot before, for other requests
+  float smallest_gap = 1;
+  int64_t passes = 0;  // made since the snapshot before, for other requests
   bool ignores_stop_strings = false, stop_too_late = false, wrong_usage = false, wrong_histogram = false, wrong_mode = false;
+  bool splits_characters = false;
+  int others = 0;  // other requests that run
 
   int cancelled = 0, submitted = 0;
 
@@ -67,12 +76,14 @@ class ScriptedEngine final : public Engine {
     }
     if (wrong_histogram) ++stats.histogram[2];
     for (const size_t tie : ties) stats.near_ties += tie < text.size();
-    stats.decode_ms = 10;
+    stats.decode_ms = decode_ms;
+    stats.smallest_gap = smallest_gap;
     for (size_t at = 0; at < text.size(); at += 3) {
       Delta delta;
       const std::string part = text.substr(at, 3);
       delta.ids.assign(part.begin(), part.end());
       delta.pieces = {{part}};
+      if (splits_characters && at == 0) delta.pieces = {{"\xC3"}, {part}};
       sink(std::move(delta));
     }
     last.pieces = {{"<|im_end|>", 4088, true}};
@@ -87,7 +98,8 @@ class ScriptedEngine final : public Engine {
   void reset_drafts() override {}
   Status score(ScoreRequest, ScoreSink) override { return {Code::kUnavailable, "the script scores nothing"}; }
   EngineSnapshot snapshot() const override {
-    EngineSnapshot s;
+    EngineSnapshot s = costs;
+    s.running = others;
     s.passes = all_passes += passes;
     return s;
   }
@@ -97,14 +109,29 @@ class ScriptedEngine final : public Engine {
   mutable int64_t all_passes = 0;
 };
 
-SmokeSubject subject_of(ScriptedEngine& engine) {
-  SmokeSubject subject;
-  subject.engine = &engine;
-  subject.encode = [](const std::string& user) -> Result<std::vector<int32_t>> { return std::vector<int32_t>(user.begin(), user.end()); };
-  subject.modes = smoke_modes(true, true);
-  subject.inputs = {{"count-1", "count", "", 64}, {"capital", "capital", "Paris", 48}};
-  subject.feature_width = subject.fc_input_width = 768;
-  return subject;
+struct Bench {
+  std::unique_ptr<EngineSubject> subject;
+  SmokeSetup setup;
+  operator const SmokeSetup&() const { return setup; }
+};
+
+std::vector<int32_t> bytes(const SmokeQuestion& q) {
+  const std::string& text = q.messages.empty() ? q.text : q.messages.back().content;
+  return {text.begin(), text.end()};
+}
+
+// Two inputs and no more: what a test is about is added by it.
+Bench subject_of(
+    ScriptedEngine& engine, std::vector<SpeculationMode> modes = smoke_modes(true, true),
+    EngineSubject::Encode encode = [](const SmokeQuestion& q) -> Result<std::vector<int32_t>> { return bytes(q); }) {
+  Bench bench;
+  bench.subject = std::make_unique<EngineSubject>(engine, std::move(encode), std::move(modes));
+  bench.setup.subject = bench.subject.get();
+  bench.setup.inputs.coherent = {{"count-1", "count", "", 64}, {"capital", "capital", "Paris", 48}};
+  bench.setup.inputs.needle_tokens = 0;
+  bench.setup.configured = engine.engine_options.mode;
+  bench.setup.feature_width = bench.setup.fc_input_width = 768;
+  return bench;
 }
 
 // The one check that failed.
@@ -134,31 +161,36 @@ TEST_CASE("a sound engine passes, with figures") {
   options.progress = [&](const SmokeCheckResult& check, int done, int total) {
     order.push_back(check.name);
     CHECK(done == static_cast<int>(order.size()));
-    CHECK(total == 12);
+    CHECK(total == 15);
   };
   const SmokeReport report = run_smoke(subject_of(engine), options);
   INFO(report.message);
   CHECK(report.verdict == SmokeVerdict::kPass);
-  CHECK(order == std::vector<std::string>{"feature-width", "coherent", "coherent", "equals-plain", "equals-plain", "equals-plain",
-                                          "equals-plain", "equals-plain", "equals-plain", "accounting", "stop-string", "speed"});
-  for (const auto& check : report.checks) CHECK(check.verdict == SmokeVerdict::kPass);
+  CHECK(order == std::vector<std::string>{"feature-width", "coherent", "coherent", "finite-logits", "equals-plain", "equals-plain",
+                                          "equals-plain", "equals-plain", "equals-plain", "equals-plain", "accounting", "streaming",
+                                          "stop-string", "speed", "earlier-runs"});
+  for (const auto& check : report.checks)
+    CHECK(check.verdict == (check.name == "earlier-runs" ? SmokeVerdict::kSkip : SmokeVerdict::kPass));
   CHECK(report.acceptance > 3);
   // 46 and 31 tokens, less the two that come from prefills, in twice 10 ms.
   const auto tokens = static_cast<double>(engine.answers["count"].size() + engine.answers["capital"].size() - 2);
   CHECK(report.tokens_per_second == tokens / 0.020);
   CHECK(report.checks[1].output == engine.answers["count"]);
-  CHECK((report.checks[3].mode == "DFLASH" && report.checks[5].mode == "DDTREE" && report.checks[7].mode == "NEXTN"));
+  CHECK((report.checks[4].mode == "DFLASH" && report.checks[6].mode == "DDTREE" && report.checks[8].mode == "NEXTN"));
   CHECK((report.finished_ms >= report.started_ms && report.started_ms > 0 && report.trigger == "dashboard"));
-  for (const auto& info : smoke_check_list()) CHECK(std::find(order.begin(), order.end(), info.name) != order.end());
+  for (const auto& name : order) {
+    const auto list = smoke_check_list();
+    CHECK(std::any_of(list.begin(), list.end(), [&](const auto& info) { return info.name == name; }));
+  }
 }
 
 TEST_CASE("without a drafter only what applies runs; a skip is no failure") {
   ScriptedEngine engine;
   engine.engine_options.mode = SpeculationMode::kNone;
-  SmokeSubject subject = subject_of(engine);
-  subject.modes = smoke_modes(false, false);
-  subject.feature_width = subject.fc_input_width = 0;
-  const SmokeReport report = run_smoke(subject);
+  Bench bench = subject_of(engine, smoke_modes(false, false));
+  SmokeSetup& setup = bench.setup;
+  setup.feature_width = setup.fc_input_width = 0;
+  const SmokeReport report = run_smoke(setup);
   INFO(report.message);
   CHECK(report.verdict == SmokeVerdict::kPass);
   CHECK(report.checks[0].verdict == SmokeVerdict::kSkip);
@@ -167,81 +199,92 @@ TEST_CASE("without a drafter only what applies runs; a skip is no failure") {
 
 TEST_CASE("each fault fails its check and is named") {
   ScriptedEngine engine;
-  SmokeSubject subject = subject_of(engine);
+  Bench bench = subject_of(engine);
+  SmokeSetup& setup = bench.setup;
   SECTION("exclamation marks") {
     engine.answers["count"] = std::string(8, '!');
-    const auto check = only_failure(run_smoke(subject));
+    const auto check = only_failure(run_smoke(setup));
     CHECK((check.name == "coherent" && check.input_id == "count-1" && check.output == "!!!!!!!!"));
     CHECK(has(check.message, "letters or digits"));
   }
   SECTION("a loop") {
     engine.answers["count"] = "the the the the the the the the the the the the";
-    CHECK(only_failure(run_smoke(subject)).name == "coherent");
+    CHECK(only_failure(run_smoke(setup)).name == "coherent");
   }
   SECTION("an unexpected answer") {
     engine.answers["capital"] = "The capital of France is Lyon.";
-    const auto check = only_failure(run_smoke(subject));
+    const auto check = only_failure(run_smoke(setup));
     CHECK((check.input_id == "capital" && has(check.message, "'Paris' is not in the answer")));
   }
   SECTION("logits that are not finite") {
     engine.error = "logits of row 0 are not finite";
-    const auto check = only_failure(run_smoke(subject));
+    const auto check = only_failure(run_smoke(setup));
     CHECK((check.name == "coherent" && check.message == engine.error));
   }
   SECTION("speculation says something else") {
     engine.diverges = SpeculationMode::kNextn;
-    const auto check = only_failure(run_smoke(subject));
+    const auto check = only_failure(run_smoke(setup));
     CHECK((check.name == "equals-plain" && check.mode == "NEXTN"));
     CHECK(has(check.message, "at token 5"));
   }
   SECTION("a near-tie elsewhere does not excuse it") {
     engine.diverges = SpeculationMode::kDflash;
     engine.ties = {4, 6, 7};
-    CHECK(only_failure(run_smoke(subject)).name == "equals-plain");
+    CHECK(only_failure(run_smoke(setup)).name == "equals-plain");
   }
   SECTION("an answer cut short is a difference") {
     engine.diverges = SpeculationMode::kDflash;
     engine.answers["count"] = "1, 2, 3, 4XXXX", engine.step = 10;
-    const SmokeReport report = run_smoke(subject);
-    CHECK(report.checks[3].verdict == SmokeVerdict::kPass);  // by chance the same text
-    CHECK(report.checks[4].verdict == SmokeVerdict::kFail);
+    const SmokeReport report = run_smoke(setup);
+    CHECK(report.checks[4].verdict == SmokeVerdict::kPass);  // by chance the same text
+    CHECK(report.checks[5].verdict == SmokeVerdict::kFail);
   }
   SECTION("a mode that is refused") {
     engine.refuses = SpeculationMode::kDdtree;
-    const auto check = only_failure(run_smoke(subject));
+    const auto check = only_failure(run_smoke(setup));
     CHECK((check.mode == "DDTREE" && has(check.message, "no drafter is loaded")));
   }
   SECTION("another mode ran") {
     engine.wrong_mode = true;
-    CHECK(has(only_failure(run_smoke(subject)).message, "ran in mode NONE"));
+    CHECK(has(only_failure(run_smoke(setup)).message, "ran in mode NONE"));
   }
   SECTION("feature widths") {
-    subject.feature_width = 512;
-    const auto check = only_failure(run_smoke(subject));
+    setup.feature_width = 512;
+    const auto check = only_failure(run_smoke(setup));
     CHECK((check.name == "feature-width" && has(check.message, "512") && has(check.message, "768")));
   }
   SECTION("stop strings ignored") {
     engine.ignores_stop_strings = true;
-    CHECK(only_failure(run_smoke(subject)).name == "stop-string");
+    CHECK(only_failure(run_smoke(setup)).name == "stop-string");
   }
   SECTION("stop string left in the text") {
     engine.stop_too_late = true;
-    const auto check = only_failure(run_smoke(subject));
+    const auto check = only_failure(run_smoke(setup));
     CHECK((check.name == "stop-string" && has(check.message, "is in the text")));
   }
   SECTION("usage") {
     engine.wrong_usage = true;
-    CHECK(only_failure(run_smoke(subject)).name == "accounting");
+    CHECK(only_failure(run_smoke(setup)).name == "accounting");
   }
   SECTION("histogram") {
     engine.wrong_histogram = true;
-    CHECK(has(only_failure(run_smoke(subject)).message, "histogram"));
+    CHECK(has(only_failure(run_smoke(setup)).message, "histogram"));
+  }
+  SECTION("a logit gap that is no number") {
+    engine.smallest_gap = std::nanf("");
+    CHECK(only_failure(run_smoke(setup)).name == "finite-logits");
+  }
+  SECTION("a piece that ends inside a character") {
+    engine.splits_characters = true;
+    const SmokeReport report = run_smoke(setup);
+    for (const auto& check : report.checks)
+      if (check.name == "streaming") CHECK((check.verdict == SmokeVerdict::kFail && has(check.message, "inside a character")));
   }
   SECTION("a template that fails") {
-    subject.encode = [](const std::string&) -> Result<std::vector<int32_t>> {
+    const Bench refusing = subject_of(engine, smoke_modes(true, true), [](const SmokeQuestion&) -> Result<std::vector<int32_t>> {
       return Status(Code::kInvalidArgument, "chat_template.jinja:3: no");
-    };
-    CHECK(has(only_failure(run_smoke(subject)).message, "chat_template.jinja:3"));
+    });
+    CHECK(has(only_failure(run_smoke(refusing)).message, "chat_template.jinja:3"));
   }
 }
 
@@ -249,24 +292,25 @@ TEST_CASE("a difference at a recorded near-tie is allowed and said") {
   ScriptedEngine engine;
   engine.diverges = SpeculationMode::kDflash;
   engine.ties = {5};
-  SmokeSubject subject = subject_of(engine);
-  subject.modes = {SpeculationMode::kDflash};
-  const SmokeReport report = run_smoke(subject);
+  Bench bench = subject_of(engine, {SpeculationMode::kDflash});
+  SmokeSetup& setup = bench.setup;
+  const SmokeReport report = run_smoke(setup);
   INFO(report.message);
   CHECK(report.verdict == SmokeVerdict::kPass);
-  CHECK(report.checks[3].message == "equal up to a near-tie");
+  CHECK(report.checks[4].message == "equal up to a near-tie");
 }
 
 TEST_CASE("an engine that never answers fails within the limit, and its request is cancelled") {
   ScriptedEngine engine;
   engine.silent = true;
-  SmokeSubject subject = subject_of(engine);
+  Bench bench = subject_of(engine);
+  SmokeSetup& setup = bench.setup;
   SmokeOptions options;
   options.answer_seconds = 0.05, options.total_seconds = 0.12;
-  const auto check = only_failure(run_smoke(subject, options));
+  const auto check = only_failure(run_smoke(setup, options));
   CHECK(has(check.message, "no end within"));
   CHECK(engine.cancelled == engine.submitted);
-  CHECK(engine.submitted <= 3);  // then the suite's own time is over, and nothing more is asked
+  CHECK(engine.submitted == 1);  // an engine that is stuck is not asked again and again
 }
 
 TEST_CASE("a full queue is waited for; a suite that gets no room is skipped, not failed") {
@@ -293,11 +337,12 @@ TEST_CASE("a full queue is waited for; a suite that gets no room is skipped, not
     CHECK(engine.cancelled == 1);
   }
   SECTION("what failed before counts") {
-    SmokeSubject subject = subject_of(engine);
-    subject.feature_width = 512;
+    Bench bench = subject_of(engine);
+    SmokeSetup& setup = bench.setup;
+    setup.feature_width = 512;
     engine.full_for = 1'000'000;
     options.answer_seconds = 0.05;
-    CHECK(only_failure(run_smoke(subject, options)).name == "feature-width");
+    CHECK(only_failure(run_smoke(setup, options)).name == "feature-width");
   }
 }
 
@@ -323,9 +368,10 @@ TEST_CASE("what failed before a suite was stopped counts") {
   std::atomic<bool> stop{true};
   SmokeOptions options;
   options.cancel = &stop;
-  SmokeSubject subject = subject_of(engine);
-  subject.feature_width = 512;
-  CHECK(only_failure(run_smoke(subject, options)).name == "feature-width");
+  Bench bench = subject_of(engine);
+  SmokeSetup& setup = bench.setup;
+  setup.feature_width = 512;
+  CHECK(only_failure(run_smoke(setup, options)).name == "feature-width");
 }
 
 TEST_CASE("reports become rows; a skipped suite is a row too") {
@@ -346,9 +392,10 @@ TEST_CASE("long outputs are cut between characters") {
   std::string text = "a";
   for (int i = 0; i < 700; ++i) text += fmt::format("\xE2\x82\xAC{}", i);
   engine.answers["count"] = text;
-  SmokeSubject subject = subject_of(engine);
-  subject.inputs[0].max_tokens = 100'000;
-  const SmokeReport report = run_smoke(subject);
+  Bench bench = subject_of(engine);
+  SmokeSetup& setup = bench.setup;
+  setup.inputs.coherent[0].max_tokens = 100'000;
+  const SmokeReport report = run_smoke(setup);
   REQUIRE(report.checks[1].output.size() <= 2000);
   CHECK(report.checks[1].output.size() > 1990);
   CHECK(text.compare(0, report.checks[1].output.size(), report.checks[1].output) == 0);
