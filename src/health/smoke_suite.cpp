@@ -388,7 +388,8 @@ void Suite::find_needle(const char* name, double depth, int64_t tokens, double s
     add(std::move(check));
   };
   if (!silent().empty()) return say(SmokeVerdict::kSkip, silent());
-  const int64_t sample = setup.inputs.known ? 4 : 32;
+  // Filler comes in rounds of like lines; long prompts are reckoned from a whole one.
+  const int64_t sample = setup.inputs.known ? (tokens > 2000 ? 11 : 4) : (tokens > 2000 ? 32 : 8);
   int64_t counts[2] = {subject().count_tokens(build(0, depth).question), subject().count_tokens(build(sample, depth).question)};
   const bool counted = counts[0] >= 0;
   for (int i = 0; i < 2 && !counted; ++i) {  // only asking tells how long a prompt is

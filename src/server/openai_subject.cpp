@@ -266,8 +266,10 @@ SmokeAnswer OpenAiSubject::once(const SmokeQuestion& q, const SmokeLimit& limit,
   const TransportReply reply = transport_->post(path, body_of(q), limit, [&](std::string_view bytes) {
     if (body.size() < kMostBody) body += bytes;
     if (first && !bytes.empty()) looks_like_events = bytes.front() == 'd' || bytes.front() == ':' || bytes.front() == 'e', first = false;
-    if (looks_like_events)
-      for (const std::string& data : sse.feed(bytes)) reading.event(data);
+    if (!looks_like_events) return;
+    const std::vector<std::string> events = sse.feed(bytes);
+    if (!sse.breach().empty()) reading.breach(sse.breach());  // the cause before what it leads to
+    for (const std::string& data : events) reading.event(data);
   });
   *out = reply;
   answer.milliseconds = milliseconds_since(reading.begin);
