@@ -27,11 +27,4 @@ bool sd_notify(const std::string& state) {
   return sent == static_cast<ssize_t>(state.size());
 }
 
-bool sd_status(const std::string& text) {
-  std::string line = "STATUS=" + text;
-  for (char& c : line)
-    if (c == '\n') c = ' ';
-  return sd_notify(line);
-}
-
 }  // namespace ddtree

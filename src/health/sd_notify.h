@@ -8,7 +8,4 @@ namespace ddtree {
 // "READY=1", "STATUS=loading weights", "STOPPING=1", several separated by newlines. False where nobody listens.
 bool sd_notify(const std::string& state);
 
-// STATUS= as one line.
-bool sd_status(const std::string& text);
-
 }  // namespace ddtree

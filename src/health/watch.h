@@ -15,8 +15,9 @@
 namespace ddtree {
 
 struct WatchLimits {
-  double stuck_seconds = 30;       // requests run and no pass ends: /livez is 503 and systemd hears nothing
-  double stuck_exit_seconds = 90;  // and nothing still: exit 70. 0: never
+  double stuck_seconds = 30;  // requests run and no pass ends: /livez is 503 and systemd hears nothing
+  double stuck_exit_seconds =
+      55;  // and nothing still: exit 70, before systemd's watchdog (60 s in our unit) kills without a word. 0: never
   // Accepted drafts a round over the last rounds that drafted, against what this mode accepted before.
   int64_t acceptance_rounds = 64;
   double acceptance_share = 0.2;         // of the mean before: suspicious, and the canary is asked

@@ -352,7 +352,7 @@ const std::vector<Flag>& own_flags() {
       {{"--stuck-exit-seconds"},
        "Watch",
        "SECONDS",
-       "and for so long: exit 70 (default: 90; 0: never)",
+       "and for so long: exit 70 (default: 55; 0: never)",
        real(0, 86400, &ServiceOptions::watch, &WatchLimits::stuck_exit_seconds)},
       {{"--canary-interval"},
        "Watch",

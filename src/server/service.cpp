@@ -259,7 +259,16 @@ void Service::Impl::restart(const std::string& reason) {
     if (give_up) give_up({Code::kEngineFault, why});
   };
   watcher.end();
-  if (old) old->engine->drain(0);  // running requests end with a 503 or an error event, which says why
+  // Running requests end with a 503 or an error event, which says why. Only an engine that stands still does not let them.
+  if (old) {
+    const auto drained = std::make_shared<std::atomic<bool>>(false);
+    std::thread([old, drained] {
+      old->engine->drain(0);
+      *drained = true;
+    }).detach();
+    for (int i = 0; i < kRestartSeconds * 20 && !*drained; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (!*drained) return failed(fmt::format("the engine could not be restarted: a round is stuck for {} s; {}", kRestartSeconds, reason));
+  }
   const std::weak_ptr<const Serving> left = old;
   old.reset();
   for (int i = 0; i < kRestartSeconds * 10 && !left.expired(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));

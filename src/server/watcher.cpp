@@ -23,7 +23,8 @@ int64_t wall_ms() {
 
 }  // namespace
 
-Watcher::Watcher(const ServiceOptions& options, Hands hands) : options_(options), hands_(std::move(hands)), watch_(options.watch) {}
+Watcher::Watcher(const ServiceOptions& options, Hands hands)
+    : options_(options), asked_(options.engine.mode), hands_(std::move(hands)), watch_(options.watch) {}
 
 Watcher::~Watcher() { end(); }
 
@@ -352,8 +353,8 @@ LadderState Watcher::ladder() const {
   const std::lock_guard lock(mutex_);
   if (ladder_) return ladder_->state();
   LadderState none;
-  none.step = mode_name(options_.engine.mode);
-  none.most = options_.engine.mode;
+  none.step = mode_name(asked_);
+  none.most = asked_;
   return none;
 }
 

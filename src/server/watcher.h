@@ -70,11 +70,11 @@ class Watcher {
   void apply(const LadderMove& move);
   void start_canary(double now);
   void finish_canary(const CanaryAnswer& answer, SpeculationMode mode, double started);
-  void show();
   static CanaryAnswer ask(const Serving& serving, const std::vector<int32_t>& prompt, SpeculationMode mode, double limit_seconds,
                           const std::function<bool()>& stopping);
 
   const ServiceOptions& options_;
+  const SpeculationMode asked_;  // of the options, which loading settles while others look
   const Hands hands_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;

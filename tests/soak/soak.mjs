@@ -8,10 +8,10 @@ const minutes = Number(process.argv[2] ?? 30);
 if (!(minutes > 0)) throw new Error(`${process.argv[2]} is no number of minutes`);
 
 // Apart from each other by more than the proof that the ladder wants, so that a fault after a restart is not taken for its failure.
-const period = 30_000;
+const period = 12_000;
 const inject = [
-  `nan-logits:after=2000,for=1,every=${period}`, `drafter-garbage:after=7000,for=400,every=${period}`, `slow-round:after=12000,for=12,ms=200,every=${period}`,
-  `oom:after=16000,for=1,every=${period}`, `stuck-round:after=20000,for=1,ms=4000,every=${period}`, `device-lost:after=25000,for=1,every=${2 * period}`,
+  `nan-logits:after=1000,for=1,every=${period}`, `drafter-garbage:after=2500,for=400,every=${period}`, `slow-round:after=5000,for=12,ms=200,every=${period}`,
+  `oom:after=6500,for=1,every=${period}`, `stuck-round:after=8000,for=1,ms=4000,every=${period}`, `device-lost:after=10000,for=1,every=${2 * period}`,
   'store-full:after=60,for=3,every=200',
 ];
 const server = await Server.start({
@@ -98,10 +98,11 @@ const handles = () => readdirSync(`/proc/${pid}/fd`).length;
 const threads = () => readdirSync(`/proc/${pid}/task`).length;
 
 // A moment of rest, to see the level: requests over, engine there.
-async function level(label) {
-  await eventually('ready and idle', async () => {
+async function level(label, top = false) {
+  const idle = () => eventually('ready and idle', async () => {
     try {
       if ((await server.get('/readyz')).status !== 200) return false;
+      if (top && (await server.get('/health')).body.ladder.step !== 'DDTREE') return false;
       for (const name of ['num_requests_running', 'num_requests_waiting', 'num_requests_live', 'kv_pages_used', 'state_slots_used'])
         if (await server.metric(name) !== 0) return false;
       return true;
@@ -109,8 +110,10 @@ async function level(label) {
       if (server.exit) throw new Error(`the server ended: ${JSON.stringify(server.exit)}\n${server.log.slice(-3000)}`);
       return false;
     }
-  }, 120);
-  await sleep(1500);
+  }, 180);
+  await idle();
+  await sleep(6000);  // kept-alive connections of this client end after four seconds
+  await idle();       // a canary may be running: it has pages and a slot of its own
   const l = { label, rss: rss(), handles: handles(), threads: threads(), pages: await server.metric('kv_pages_used'), slots: await server.metric('state_slots_used') };
   console.log(`${label.padEnd(14)} RSS ${l.rss.toFixed(1)} MiB, ${l.handles} handles, ${l.threads} threads, ${l.pages} pages, ${l.slots} slots, ladder ${(await server.get('/health')).body.ladder.step}`);
   return l;
@@ -134,7 +137,7 @@ try {
         }
       }
     }));
-    levels.push(await level(`stretch ${i + 1}/${stretches}`));
+    levels.push(await level(`stretch ${i + 1}/${stretches}`, i + 1 === stretches));
   }
   const events = {};
   for (let offset = 0; ; offset += 500) {
