@@ -32,17 +32,18 @@ Result<ModeChoice> mode_choice(const std::string& text) {
   if (lower == "nextn") return ModeChoice{SpeculationMode::kNextn, 0, "NEXTN"};
   if (lower == "ddtree" || lower == "ddtree:auto") return ModeChoice{SpeculationMode::kDdtree, 0, "DDTREE auto"};
   if (lower.rfind("ddtree:", 0) == 0) {
-    auto budget = number_of("mode", lower.substr(7), 1, 511);
+    auto budget = number_of("mode", lower.substr(7), 1, 256);
     if (budget && std::floor(*budget) == *budget)
       return ModeChoice{SpeculationMode::kDdtree, static_cast<int32_t>(*budget), fmt::format("DDTREE {}", *budget)};
   }
   return Status(Code::kUsage,
-                fmt::format("mode '{}' is not known; none, dflash, nextn, ddtree (auto) and ddtree:N with N from 1 to 511 are", text));
+                fmt::format("mode '{}' is not known; none, dflash, nextn, ddtree (auto) and ddtree:N with N from 1 to 256 are", text));
 }
 
 Result<SplitArguments> split_arguments(int argc, char** argv, const std::vector<OwnFlag>& own) {
   SplitArguments out;
-  std::vector<std::string> rest;
+  std::vector<std::string> rest, own_names = {"--mode", "--budget", "--draft"};
+  for (const OwnFlag& f : own) own_names.emplace_back(f.name);
   for (int i = 1; i < argc; ++i) {
     std::string argument = argv[i];
     if (argument == "--") {  // everything behind it is text
@@ -83,7 +84,7 @@ Result<SplitArguments> split_arguments(int argc, char** argv, const std::vector<
       if (!parse_serve_flags({name}).ok() && i + 1 < argc) rest.emplace_back(argv[++i]);
     }
   }
-  auto config = parse_serve_flags(rest);
+  auto config = parse_serve_flags(rest, argv[0], own_names);
   if (!config) return config.status();
   out.config = std::move(*config);
   return out;

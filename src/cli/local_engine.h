@@ -25,12 +25,12 @@ struct OwnFlag {
   bool takes_value;
   std::function<Status(const std::string& value)> take;
 };
-Result<SplitArguments> split_arguments(int argc, char** argv, const std::vector<OwnFlag>& own);
+Result<SplitArguments> split_arguments(int argc, char** argv, const std::vector<OwnFlag>& own);  // argv[0]: the command, for messages
 
 // "8" -> 8 within bounds; the error names the flag.
 Result<double> number_of(const std::string& flag, const std::string& value, double low, double high);
 
-// "none", "dflash", "nextn", "ddtree", "ddtree:32", "ddtree:auto" (any case).
+// "none", "dflash", "nextn", "ddtree", "ddtree:32" (1 to 256, as --speculative-ddtree-budget), "ddtree:auto" (any case).
 struct ModeChoice {
   SpeculationMode mode = SpeculationMode::kNone;
   int32_t budget = 0;

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iostream>
 
+#include "base/status.h"
 #include "cli/command.h"
 
 namespace ddtree::cli {
@@ -9,6 +11,14 @@ namespace ddtree::cli {
 std::vector<Command>& commands() {
   static std::vector<Command> all;
   return all;
+}
+
+// Output that never arrived is no success, whatever the command: a script would go on with half a file.
+static int written(const char* command, int code) {
+  std::cout.flush();
+  if ((std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good()) || code != 0) return code;
+  std::fprintf(stderr, "ddtree %s: the output could not be written: standard output is closed, or its disk is full\n", command);
+  return exit_code(Code::kUnavailable);
 }
 
 }  // namespace ddtree::cli
@@ -28,7 +38,7 @@ int main(int argc, char** argv) {
     return std::printf("ddtree %s\n", DDTREE_VERSION), 0;
   if (argc < 2) return help(stderr), 64;
   for (const auto& c : all)
-    if (!std::strcmp(c.name, argv[1])) return c.run(argc - 1, argv + 1);
+    if (!std::strcmp(c.name, argv[1])) return ddtree::cli::written(c.name, c.run(argc - 1, argv + 1));
   std::fprintf(stderr, "ddtree: no command '%s'; ddtree --help lists them\n", argv[1]);
   return 64;
 }

@@ -262,8 +262,6 @@ int run(int argc, char** argv) {
     fmt::print(stderr, "{}\n", figures(*last, request, engine));
   }
   if (last->finish == FinishReason::kError) return fail("run", {Code::kEngineFault, last->error});
-  if (std::fflush(stdout) != 0 || std::ferror(stdout))
-    return fail("run", {Code::kUnavailable, "the answer could not be written: standard output is closed, or its disk is full"});
   return last->finish == FinishReason::kCancelled ? 130 : 0;
 }
 

@@ -278,8 +278,13 @@ int over_http(const Options& o) {
              &subject);
 }
 
+std::vector<std::string> own_names() {
+  return {"--url",    "--prompts",          "--junit", "--answer-seconds", "--total-seconds", "--min-tokens-per-second",
+          "--slower", "--lower-acceptance", "--json",  "--list",           "--strict",        "--long"};
+}
+
 int own_engine(const Options& o) {
-  auto parsed = parse_serve_flags(o.rest);
+  auto parsed = parse_serve_flags(o.rest, "smoke", own_names());
   if (!parsed) return fail(parsed.status());
   const ServiceOptions& options = parsed->service;
   if (options.skip_smoke) return fail({Code::kUsage, "--skip-smoke leaves nothing to do here; without it the checks run"});
@@ -312,7 +317,7 @@ int smoke(int argc, char** argv) {
   }
   if (options->list) {
     if (options->url.empty())
-      if (auto parsed = parse_serve_flags(options->rest); !parsed) return fail(parsed.status());
+      if (auto parsed = parse_serve_flags(options->rest, "smoke", own_names()); !parsed) return fail(parsed.status());
     for (const SmokeCheckInfo& check : smoke_check_list()) fmt::print("{:<13}  {}\n", check.name, check.what);
     return 0;
   }

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/json_error.h"
 #include "cli/command.h"
 #include "text/chat_template.h"
 #include "text/jinja.h"
@@ -128,7 +129,7 @@ int run(int argc, char** argv) {
   try {
     variables = Json::parse(std::string((std::istreambuf_iterator<char>(std::cin)), {}));
   } catch (const Json::exception& e) {
-    fmt::print(stderr, "ddtree template: standard input is not JSON: {}\n", e.what());
+    fmt::print(stderr, "ddtree template: standard input is not valid JSON: {}\n", json_error_text(e.what()));
     return 64;
   }
   if (!variables.is_object()) {
@@ -150,7 +151,7 @@ int run(int argc, char** argv) {
   }
   const auto& text = std::get<std::string>(rendered);
   std::fwrite(text.data(), 1, text.size(), stdout);
-  return std::fflush(stdout) == 0 ? 0 : 70;
+  return 0;
 }
 
 DDTREE_COMMAND("template", "render a chat template with JSON from standard input", run);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/embedded.h"
+#include "base/json_error.h"
 #include "cli/command.h"
 #include "text/detokenizer.h"
 #include "text/tokenizer.h"
@@ -53,7 +54,7 @@ int each_line(const char* command, Convert convert) {
     try {
       value = Json::parse(line);
     } catch (const Json::exception& e) {
-      error = e.what();
+      error = "not valid JSON: " + json_error_text(e.what());
     }
     std::string answer;
     if (error.empty()) error = convert(value, &answer);

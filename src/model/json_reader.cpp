@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json_error.h"
+
 namespace ddtree {
 namespace {
 
@@ -35,16 +37,7 @@ class Builder : public nlohmann::json_sax<json> {
     key_ = std::move(v);
     return true;
   }
-  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& e) override {
-    // what() begins with the exception's own id and the line; the rest says what was found and expected.
-    std::string what = e.what();
-    if (const size_t at = what.find("] "); at != std::string::npos) what.erase(0, at + 2);
-    for (char& c : what)
-      if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f) c = ' ';
-    // It quotes the text that was read last, however long: keep both ends.
-    if (what.size() > 200) what = what.substr(0, 100) + " … " + what.substr(what.size() - 97);
-    return stop(fmt::format("byte {}: {}", position, what));
-  }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& e) override { return stop(json_error_text(e.what())); }
 
   json root;
   std::string error;
@@ -89,7 +82,7 @@ Result<json> parse_json(std::string_view text, std::string_view file, DuplicateK
   try {
     if (json::sax_parse(text.begin(), text.end(), &builder) && builder.error.empty()) return std::move(builder.root);
   } catch (const std::exception& e) {
-    if (builder.error.empty()) builder.error = e.what();
+    if (builder.error.empty()) builder.error = json_error_text(e.what());
   }
   return Status(Code::kBadModel, fmt::format("{}: not valid JSON: {}", file, builder.error.empty() ? "unknown error" : builder.error));
 }

@@ -15,7 +15,7 @@ namespace ddtree {
 
 enum class DuplicateKeys { kLastWins, kRefuse };
 
-// kBadModel with the file, the byte and what is wrong there. Nesting beyond 64 levels is refused while reading.
+// kBadModel with the file, the line and column, and what is wrong there. Nesting beyond 64 levels is refused while reading.
 Result<nlohmann::json> parse_json(std::string_view text, std::string_view file, DuplicateKeys duplicates = DuplicateKeys::kLastWins);
 
 std::string json_text(const nlohmann::json& value);  // for messages: compact, at most about 60 bytes, valid UTF-8

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -71,6 +72,41 @@ Status read_entry(const json& entry, std::string_view file, const std::string& n
   return {};
 }
 
+// The format forbids bytes that no tensor owns and bytes that two own: either means a header of another file, an interrupted write or
+// something appended. The reference implementation refuses them too, so no published checkpoint has them.
+Status check_cover(std::string_view file, const std::vector<NamedTensor>& tensors, std::string_view data) {
+  struct Span {
+    uint64_t begin, end;
+    const std::string* name;
+  };
+  std::vector<Span> spans;
+  spans.reserve(tensors.size());
+  for (const NamedTensor& t : tensors) {
+    const auto begin = static_cast<uint64_t>(t.view.data - reinterpret_cast<const std::byte*>(data.data()));
+    spans.push_back({begin, begin + t.view.bytes, &t.name});
+  }
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
+  uint64_t covered = 0;
+  const std::string* before = nullptr;
+  for (const Span& s : spans) {
+    if (s.begin < covered)
+      return bad(file, *s.name,
+                 fmt::format("its bytes begin at {} of the data, but those up to {} belong to {}", s.begin, covered, *before));
+    if (s.begin > covered)
+      return bad(file, *s.name,
+                 fmt::format("its bytes begin at {} of the data, but the tensors before it end at {}: {} bytes belong to no tensor",
+                             s.begin, covered, s.begin - covered));
+    covered = s.end;
+    before = s.name;
+  }
+  if (covered == data.size()) return {};
+  return {Code::kBadModel,
+          fmt::format("{}: {} bytes of data, but its tensors end at {}: {} bytes after the last one belong to no tensor; the header is of "
+                      "another file, or something was appended",
+                      file, data.size(), covered, data.size() - covered)};
+}
+
 }  // namespace
 
 Result<std::vector<NamedTensor>> parse_safetensors(std::string_view bytes, std::string_view file) {
@@ -99,6 +135,7 @@ Result<std::vector<NamedTensor>> parse_safetensors(std::string_view bytes, std::
     DDTREE_RETURN_IF_ERROR(read_entry(entry, file, name, data, &tensor.view));
     out.push_back(std::move(tensor));
   }
+  DDTREE_RETURN_IF_ERROR(check_cover(file, out, data));
   return out;
 }
 

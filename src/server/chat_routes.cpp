@@ -346,6 +346,7 @@ void chat(Service& service, const HttpRequest& request, HttpResponse& response) 
     note(r);
     return engine_fault(response, r.last.error);
   }
+  if (wait == Generation::Wait::kGone) return send_error(response, client_gone());
   if (r.fields.stream) {
     response.content_type = "text/event-stream";
     response.set_header("Cache-Control", "no-cache");

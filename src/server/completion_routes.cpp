@@ -208,6 +208,7 @@ void completion(Service& service, const HttpRequest& request, HttpResponse& resp
   auto wait = r.generation->next(&event, 0.5);
   if (wait == Generation::Wait::kEvent && event.delta.finished && event.delta.finish == FinishReason::kError)
     return fault(response, event.delta.error);
+  if (wait == Generation::Wait::kGone) return send_error(response, client_gone());
   if (r.fields.stream) {
     response.content_type = "text/event-stream";
     response.set_header("Cache-Control", "no-cache");

@@ -21,6 +21,8 @@ constexpr int kReadTimeoutMs = 30'000;                         // a client that 
 constexpr int kWriteTimeoutMs = 30'000;                        // a client that stops reading its reply
 constexpr auto kCrowdedIdle = std::chrono::milliseconds(500);  // kept alive at least so long, however many wait
 constexpr uint64_t kWakeKey = 0;
+constexpr size_t kBuffer = 16384;
+constexpr size_t kMaxHead = 128 << 10;  // httplib bounds each line, not how many there are
 
 // poll() on one descriptor, EINTR aside. Returns revents, 0 on time-out.
 short poll_one(int fd, short events, int timeout_ms) {
@@ -100,14 +102,27 @@ void PeerWatcher::run() {
       }
       if (!watch) continue;
       std::lock_guard lock(watch->mutex);
-      watch->gone = true;
-      if (watch->callback) watch->callback();
-      watch->callback = nullptr;
+      const bool gone = (events[i].events & (EPOLLHUP | EPOLLERR)) != 0;
+      if (!gone && !watch->half) {
+        watch->half = true;
+        if (watch->callback) watch->callback(Peer::Close::kHalf);
+        // From now on only a reset: EPOLLRDHUP stays true for good.
+        std::lock_guard watches(mutex_);
+        epoll_event e{};
+        e.events = EPOLLONESHOT;
+        e.data.u64 = events[i].data.u64;
+        if (watches_.contains(events[i].data.u64)) epoll_ctl(epoll_, EPOLL_CTL_MOD, watch->fd, &e);
+      } else if (gone) {
+        watch->gone = true;
+        if (watch->callback) watch->callback(Peer::Close::kGone);
+        watch->callback = nullptr;
+      }
     }
   }
 }
 
-ConnectionStream::ConnectionStream(int fd, PeerWatcher& watcher) : fd_(fd), watcher_(watcher), buffer_(16384) {}
+ConnectionStream::ConnectionStream(int fd, PeerWatcher& watcher, const Limits& limits)
+    : fd_(fd), watcher_(watcher), limits_(limits), buffer_(kBuffer) {}
 
 ConnectionStream::~ConnectionStream() {
   on_close(nullptr);
@@ -146,15 +161,76 @@ void ConnectionStream::linger() {
   }
 }
 
-bool ConnectionStream::closed() const {
-  if (watch_) {
-    std::lock_guard lock(watch_->mutex);
-    if (watch_->gone) return true;
+ConnectionStream::Head ConnectionStream::read_head(const std::atomic<bool>& stopping) {
+  reply_begun_ = body_too_slow_ = interim_allowed_ = false;
+  body_bytes_ = 0;
+  const auto deadline = std::chrono::steady_clock::now() + limits_.head;
+  // What came with the request before goes to the front.
+  std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+  end_ -= begin_;
+  begin_ = 0;
+  constexpr std::string_view kEnd = "\r\n\r\n";
+  for (size_t looked = 0;;) {
+    const std::string_view have(buffer_.data(), end_);
+    if (const size_t at = have.find(kEnd, looked); at != std::string_view::npos) {
+      interim_allowed_ = have.substr(0, have.find("\r\n")).ends_with("HTTP/1.1");
+      drop_range(at + 2);
+      body_bytes_ = static_cast<int64_t>(end_ - std::string_view(buffer_.data(), end_).find(kEnd) - kEnd.size());
+      body_begin_ = std::chrono::steady_clock::now();
+      return Head::kComplete;
+    }
+    looked = end_ < kEnd.size() ? 0 : end_ - (kEnd.size() - 1);
+    if (end_ >= kMaxHead) return Head::kTooLarge;
+    if (end_ == buffer_.size()) buffer_.resize(std::min(kMaxHead, 2 * buffer_.size()));
+    for (;;) {
+      const auto now = std::chrono::steady_clock::now();
+      if (stopping) return Head::kStopping;
+      if (now >= deadline) return Head::kTooSlow;
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - now).count();
+      if (poll_one(fd_, POLLIN, static_cast<int>(std::clamp<int64_t>(left, 1, 100))) != 0) break;
+    }
+    const ssize_t n = ::recv(fd_, buffer_.data() + end_, buffer_.size() - end_, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      body_begin_ = std::chrono::steady_clock::now();
+      return Head::kClosed;
+    }
+    end_ += static_cast<size_t>(n);
   }
-  return (poll_one(fd_, POLLRDHUP, 0) & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL)) != 0;
 }
 
-void ConnectionStream::on_close(std::function<void()> callback) {
+// head_end: where the empty line begins.
+void ConnectionStream::drop_range(size_t head_end) {
+  for (size_t line = 0; line < head_end;) {
+    const size_t next = std::string_view(buffer_.data(), end_).find("\r\n", line) + 2;
+    if (line > 0 && next - line > 6 && ::strncasecmp(buffer_.data() + line, "range:", 6) == 0) {
+      std::memmove(buffer_.data() + line, buffer_.data() + next, end_ - next);
+      end_ -= next - line;
+      head_end -= next - line;
+    } else {
+      line = next;
+    }
+  }
+}
+
+std::chrono::milliseconds ConnectionStream::read_time() const {
+  const auto allowed = limits_.body_grace + std::chrono::milliseconds(body_bytes_ * 1000 / limits_.body_bytes_a_second);
+  const auto used = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - body_begin_);
+  return std::clamp(allowed - used, std::chrono::milliseconds(0), std::chrono::milliseconds(kReadTimeoutMs));
+}
+
+Peer::Ask ConnectionStream::ask() {
+  if (reply_begun_) return Ask::kWrite;
+  constexpr std::string_view kInterim = "HTTP/1.1 100 Continue\r\n\r\n";
+  if (!interim_allowed_ || !is_writable()) return Ask::kCannot;
+  // A whole line or nothing: a reply has to follow it.
+  if (::send(fd_, kInterim.data(), kInterim.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(kInterim.size()))
+    return Ask::kCannot;
+  return Ask::kAsked;
+}
+
+void ConnectionStream::on_close(std::function<void(Close)> callback) {
+  if (callback) reply_begun_ = false;  // what a handler that only begins may have seen written is an interim reply
   if (!watch_) {
     if (!callback) return;
     watch_ = std::make_shared<PeerWatcher::Watch>();
@@ -164,14 +240,14 @@ void ConnectionStream::on_close(std::function<void()> callback) {
     return;
   }
   std::lock_guard lock(watch_->mutex);
-  if (watch_->gone && callback) {
-    callback();
-    return;
-  }
+  if (callback && watch_->half) callback(Close::kHalf);
+  if (callback && watch_->gone) return callback(Close::kGone);
   watch_->callback = std::move(callback);
 }
 
-bool ConnectionStream::is_readable() const { return begin_ < end_ || (poll_one(fd_, POLLIN, kReadTimeoutMs) & POLLIN) != 0; }
+bool ConnectionStream::is_readable() const {
+  return begin_ < end_ || (poll_one(fd_, POLLIN, static_cast<int>(read_time().count())) & POLLIN) != 0;
+}
 
 bool ConnectionStream::is_writable() const {
   const short got = poll_one(fd_, POLLOUT, kWriteTimeoutMs);
@@ -180,14 +256,19 @@ bool ConnectionStream::is_writable() const {
 
 ssize_t ConnectionStream::read(char* data, size_t size) {
   if (begin_ == end_) {
-    if (!is_readable()) return -1;
+    // A byte that comes after the time is up is late too.
+    if (read_time().count() == 0 || !is_readable()) {
+      body_too_slow_ = true;
+      return -1;
+    }
     begin_ = end_ = 0;
     // Bodies go straight to their buffer, lines through ours.
-    char* into = size >= buffer_.size() ? data : buffer_.data();
+    char* into = size >= kBuffer ? data : buffer_.data();
     ssize_t n;
     do {
-      n = ::recv(fd_, into, size >= buffer_.size() ? size : buffer_.size(), 0);
+      n = ::recv(fd_, into, size >= kBuffer ? size : buffer_.size(), 0);
     } while (n < 0 && errno == EINTR);
+    if (n > 0) body_bytes_ += n;
     if (n <= 0 || into == data) return n;
     end_ = static_cast<size_t>(n);
   }
@@ -198,6 +279,7 @@ ssize_t ConnectionStream::read(char* data, size_t size) {
 }
 
 ssize_t ConnectionStream::write(const char* data, size_t size) {
+  reply_begun_ = true;
   if (!is_writable()) return -1;
   ssize_t n;
   do {

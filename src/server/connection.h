@@ -4,6 +4,7 @@
 #include <httplib.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -27,8 +28,8 @@ class PeerWatcher {
 
   struct Watch {
     std::mutex mutex;  // held while the callback runs
-    std::function<void()> callback;
-    bool gone = false;
+    std::function<void(Peer::Close)> callback;
+    bool half = false, gone = false;
     int fd = -1;
   };
   uint64_t add(std::shared_ptr<Watch> watch);
@@ -45,7 +46,14 @@ class PeerWatcher {
 
 class ConnectionStream final : public httplib::Stream, public Peer {
  public:
-  ConnectionStream(int fd, PeerWatcher& watcher);
+  // How long a client may take. Totals: a byte now and then does not extend them.
+  struct Limits {
+    std::chrono::milliseconds head;
+    std::chrono::milliseconds body_grace;
+    int64_t body_bytes_a_second;
+  };
+
+  ConnectionStream(int fd, PeerWatcher& watcher, const Limits& limits);
   ~ConnectionStream() override;
 
   // The connection whose request this thread handles.
@@ -54,12 +62,18 @@ class ConnectionStream final : public httplib::Stream, public Peer {
   // Waits for the first byte of the next request. False: closed, idle too long, or stopping.
   // `crowded`: connections that wait for a thread; an idle one gives its own up for one of them.
   bool wait_for_request(int seconds, const std::atomic<bool>& stopping, std::atomic<int>& crowded);
+  // Then its line and headers, all of them, so that they have one time limit. `Range` is taken out: a server may ignore it, generated
+  // replies have no ranges, and httplib refuses what it does not understand before anybody is asked. kClosed: the client ended before the
+  // head did; what came is there to be read, and so is refused as broken.
+  enum class Head : uint8_t { kComplete, kClosed, kTooSlow, kTooLarge, kStopping };
+  Head read_head(const std::atomic<bool>& stopping);
+  bool body_too_slow() const { return body_too_slow_; }
   // After a refusal that left part of the body unread: reads it away for a moment, or the client would see a reset, not the reply.
   void linger();
   bool close_after = false;  // end the connection after this reply
 
-  bool closed() const override;
-  void on_close(std::function<void()> callback) override;
+  void on_close(std::function<void(Close)> callback) override;
+  Ask ask() override;
 
   bool is_readable() const override;
   bool is_writable() const override;
@@ -75,8 +89,16 @@ class ConnectionStream final : public httplib::Stream, public Peer {
   PeerWatcher& watcher_;
   std::shared_ptr<PeerWatcher::Watch> watch_;
   uint64_t key_ = 0;
+  void drop_range(size_t head_end);
+  std::chrono::milliseconds read_time() const;  // left for the next read of a body
+
+  const Limits limits_;
   std::vector<char> buffer_;
   size_t begin_ = 0, end_ = 0;
+  // Of the request at hand.
+  std::chrono::steady_clock::time_point body_begin_;
+  int64_t body_bytes_ = 0;
+  bool body_too_slow_ = false, reply_begun_ = false, interim_allowed_ = false;
 };
 
 // A thread for every busy connection, made when needed and given back when idle.

@@ -26,6 +26,7 @@ struct Generation::Channel {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Event> events;
+  bool half = false;  // the client closed its sending half and has not been asked yet whether it still reads
   bool gone = false;
   std::vector<uint64_t> ids;                            // engine ids of submitted parts
   std::deque<std::pair<size_t, std::string>> verdicts;  // choice, and what to tell the client; empty: its text is the model's own
@@ -74,12 +75,16 @@ Result<std::unique_ptr<Generation>> Generation::start(Service& service, std::sha
   Engine* engine = g->serving_->engine;
   const std::shared_ptr<Channel> channel = g->channel_;
   // The watch comes first: a client that is gone already cancels whatever is submitted below.
-  peer.on_close([channel, engine] {
+  peer.on_close([channel, engine](Peer::Close close) {
     std::vector<uint64_t> ids;
     {
       std::lock_guard lock(channel->mutex);
-      channel->gone = true;
-      ids = channel->ids;
+      if (close == Peer::Close::kHalf) {
+        channel->half = true;
+      } else {
+        channel->gone = true;
+        ids = channel->ids;
+      }
     }
     for (const uint64_t id : ids) engine->cancel(id);
     channel->changed.notify_all();
@@ -187,9 +192,21 @@ Generation::Wait Generation::next(Event* event, double seconds) {
                         std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
   for (;;) {
     std::unique_lock lock(channel_->mutex);
-    channel_->changed.wait_until(
-        lock, deadline, [&] { return channel_->gone || !channel_->events.empty() || !channel_->verdicts.empty() || unfinished_ == 0; });
+    channel_->changed.wait_until(lock, deadline, [&] {
+      return channel_->gone || channel_->half || !channel_->events.empty() || !channel_->verdicts.empty() || unfinished_ == 0;
+    });
     if (channel_->gone) return Wait::kGone;
+    if (channel_->half) {
+      channel_->half = false;
+      lock.unlock();
+      const Peer::Ask asked = peer_.ask();
+      if (asked == Peer::Ask::kWrite) return Wait::kTimeout;
+      if (asked == Peer::Ask::kAsked) continue;
+      cancel();
+      lock.lock();
+      channel_->gone = true;
+      return Wait::kGone;
+    }
     if (!channel_->verdicts.empty()) {
       const auto [index, error] = std::move(channel_->verdicts.front());
       channel_->verdicts.pop_front();

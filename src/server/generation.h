@@ -32,7 +32,9 @@ class Generation {
     Delta delta;
     int64_t branch_hits = 0;  // last one: accepted nodes that were not their parent's best child
   };
-  enum class Wait : uint8_t { kEvent, kTimeout, kGone, kDone };  // kGone: the client left; kDone: every choice finished
+  // kTimeout: nothing yet; a stream writes a comment (also, at once, to find out whether a client that closed its sending half still
+  // reads). kGone: the client left. kDone: every choice finished.
+  enum class Wait : uint8_t { kEvent, kTimeout, kGone, kDone };
   Wait next(Event* event, double seconds);
 
   // What the reply said, for the history (call before destruction; finish reason "tool_calls" is the API's, not the engine's).

@@ -26,8 +26,14 @@ namespace {
 // arrived with the request before is not lost.
 class Listener final : public httplib::Server {
  public:
-  Listener(PeerWatcher& watcher, const std::atomic<bool>& stopping, std::atomic<int>& crowded, int keep_alive_seconds)
-      : watcher_(watcher), stopping_(stopping), crowded_(crowded), keep_alive_seconds_(keep_alive_seconds) {}
+  Listener(PeerWatcher& watcher, const std::atomic<bool>& stopping, std::atomic<int>& crowded, const HttpServer::Options& options)
+      : watcher_(watcher),
+        stopping_(stopping),
+        crowded_(crowded),
+        keep_alive_seconds_(options.keep_alive_seconds),
+        head_seconds_(options.head_seconds),
+        limits_{std::chrono::seconds(options.head_seconds), std::chrono::seconds(options.body_grace_seconds), options.body_bytes_a_second} {
+  }
 
   // httplib listens with a backlog of 5: the sixth of a burst of clients would wait a second for its second SYN. Listening again widens it.
   void widen_backlog() { ::listen(svr_sock_, SOMAXCONN); }
@@ -37,11 +43,17 @@ class Listener final : public httplib::Server {
     std::string remote, local;
     int remote_port = 0, local_port = 0;
     {
-      ConnectionStream stream(sock, watcher_);
+      ConnectionStream stream(sock, watcher_, limits_);
       stream.get_remote_ip_and_port(remote, remote_port);
       stream.get_local_ip_and_port(local, local_port);
       ConnectionStream::current() = &stream;
       while (stream.wait_for_request(keep_alive_seconds_, stopping_, crowded_)) {
+        const auto head = stream.read_head(stopping_);
+        if (head == ConnectionStream::Head::kStopping) break;
+        if (head == ConnectionStream::Head::kTooSlow || head == ConnectionStream::Head::kTooLarge) {
+          refuse(stream, head);
+          break;
+        }
         bool closed = false;
         const bool ok = process_request(stream, remote, remote_port, local, local_port, stopping_, closed, nullptr);
         if (!ok || closed || stream.close_after || stopping_) break;
@@ -54,10 +66,14 @@ class Listener final : public httplib::Server {
     return true;
   }
 
+  // httplib has not seen the request.
+  void refuse(ConnectionStream& stream, ConnectionStream::Head head) const;
+
   PeerWatcher& watcher_;
   const std::atomic<bool>& stopping_;
   std::atomic<int>& crowded_;
-  const int keep_alive_seconds_;
+  const int keep_alive_seconds_, head_seconds_;
+  const ConnectionStream::Limits limits_;
 };
 
 // The address, or why it cannot be listened on. httplib only says "no".
@@ -92,10 +108,23 @@ ApiError plain_error(int status, const std::string& message) {
   e.code = status == 413   ? "request_too_large"
            : status == 414 ? "uri_too_long"
            : status == 415 ? "unsupported_media_type"
-           : status == 416 ? "range_not_satisfiable"
+           : status == 408 ? "request_timeout"
+           : status == 431 ? "headers_too_large"
                            : "invalid_request";
   e.message = message;
   return e;
+}
+
+void Listener::refuse(ConnectionStream& stream, ConnectionStream::Head head) const {
+  const ApiError e = head == ConnectionStream::Head::kTooSlow
+                         ? plain_error(408, fmt::format("the request line and headers did not arrive within {} s", head_seconds_))
+                         : plain_error(431, "the request line and headers are larger than 128 KiB");
+  const std::string body = e.json();
+  const std::string reply =
+      fmt::format("HTTP/1.1 {} {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{}", e.status,
+                  httplib::status_message(e.status), body.size(), body);
+  stream.write(reply.data(), reply.size());
+  stream.close_after = true;
 }
 
 // Every byte of the given key is looked at, whatever it is: the time says nothing about where they differ.
@@ -180,6 +209,12 @@ bool HttpServer::Impl::read_body(const httplib::Request& in, const httplib::Cont
     return true;
   });
   if (over) return too_large(), false;
+  if (!ok && stream->body_too_slow()) {
+    *error = plain_error(408, fmt::format("the body came too slowly: {} s and a second more for each {} bytes are allowed",
+                                          options.body_grace_seconds, options.body_bytes_a_second));
+    stream->close_after = true;
+    return false;
+  }
   if (!ok) {
     *error = plain_error(400, "the body ended early or is not encoded as its headers say");
     stream->close_after = true;
@@ -257,6 +292,7 @@ void HttpServer::Impl::send(const HttpRequest& request, HttpResponse&& reply, ht
     out.set_header("Access-Control-Expose-Headers", "Retry-After, x-ignored-fields, x-request-id");
   }
   if (ConnectionStream::current()->close_after) out.set_header("Connection", "close");
+  if (request.method == "HEAD") out.set_header("Accept-Ranges", "none");  // httplib would promise bytes; see read_head
   if (!reply.stream) {
     if (!reply.body.empty()) out.set_content(std::move(reply.body), reply.content_type);
     return;
@@ -281,7 +317,7 @@ void HttpServer::Impl::send(const HttpRequest& request, HttpResponse&& reply, ht
 
 Status HttpServer::start() {
   Impl& m = *impl_;
-  m.listener = std::make_unique<Listener>(m.watcher, m.stopping, m.crowded, m.options.keep_alive_seconds);
+  m.listener = std::make_unique<Listener>(m.watcher, m.stopping, m.crowded, m.options);
   Listener& s = *m.listener;
   s.set_tcp_nodelay(true);  // without it a kept-alive reply waits 40 ms for the client's acknowledgement
   // Not SO_REUSEPORT, httplib's default: a second server on the same port must be told so, not share its clients.
@@ -316,7 +352,7 @@ Status HttpServer::start() {
     return httplib::Server::HandlerResponse::Handled;
   });
   s.set_error_handler([](const httplib::Request&, httplib::Response& out) {
-    // Only what httplib refused before a handler ran has no body yet: a broken request line, headers or range.
+    // Only what httplib refused before a handler ran has no body yet: a broken request line or headers.
     if (!out.body.empty() || out.content_provider_ || out.content_length_ > 0) return httplib::Server::HandlerResponse::Unhandled;
     if (ConnectionStream::current()) ConnectionStream::current()->close_after = true;
     out.set_content(plain_error(out.status, std::string("the request could not be read: ") + httplib::status_message(out.status)).json(),

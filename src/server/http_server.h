@@ -18,11 +18,21 @@ namespace ddtree {
 class Peer {
  public:
   virtual ~Peer() = default;
-  virtual bool closed() const = 0;  // the client went away (also when it closed only its sending half)
 
-  // Calls back once, on another thread, as soon as the client goes away; at once if it already has. The callback must be quick. A
-  // second call replaces the first; nullptr takes it back and returns only when no callback is running.
-  virtual void on_close(std::function<void()> callback) = 0;
+  // kHalf: the client closed its sending half. It may still read, which is legal, or be gone for good: only something written to it can
+  // tell (see ask()). kGone: it is gone; nothing can be written any more.
+  enum class Close : uint8_t { kHalf, kGone };
+  // Calls back on another thread as soon as either happens, at once if it already has: kHalf at most once, kGone at most once and last.
+  // The callback must be quick. A second call replaces the first; nullptr takes it back and returns only when no callback is running.
+  virtual void on_close(std::function<void(Close)> callback) = 0;
+
+  // After kHalf: writes a little to the client, which one that is gone answers with a reset, and kGone follows.
+  enum class Ask : uint8_t {
+    kAsked,   // an interim reply (100 Continue) went out; clients skip it
+    kWrite,   // the reply has begun: whatever its stream writes next asks; an SSE comment will do
+    kCannot,  // the client speaks HTTP/1.0, which has no interim replies, or the write failed: take it for gone
+  };
+  virtual Ask ask() = 0;
 };
 
 struct HttpRequest {
@@ -72,6 +82,9 @@ class HttpServer {
     size_t max_body = 32u << 20;  // bytes; more is a 413
     int max_connections = 512;    // one thread each while it is busy or kept alive; more wait, then are closed
     int keep_alive_seconds = 60;
+    int head_seconds = 30;               // for a request's line and headers, all together; more is a 408
+    int body_grace_seconds = 30;         // a body may take so long, and a second more
+    int64_t body_bytes_a_second = 4096;  // for each so many bytes that came; more is a 408
   };
   using Handler = std::function<void(const HttpRequest&, HttpResponse&)>;
 

@@ -2,6 +2,8 @@
 
 #include <exception>
 
+#include "base/json_error.h"
+
 namespace ddtree {
 
 namespace {
@@ -42,11 +44,8 @@ Json parse_json_object(std::string_view text, std::string* error) {
     }
     return value;
   } catch (const std::exception& e) {
-    // nlohmann's messages begin with its own error id in brackets; the rest says line, column and what was expected.
-    std::string what = e.what();
-    if (const auto end = what.find("] "); !what.empty() && what[0] == '[' && end != std::string::npos) what = what.substr(end + 2);
     *error = text.find_first_not_of(" \t\r\n") == std::string_view::npos ? "the body is empty; a JSON object was expected"
-                                                                         : "the body is not valid JSON: " + what;
+                                                                         : "the body is not valid JSON: " + json_error_text(e.what());
     return {};
   }
 }

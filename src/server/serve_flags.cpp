@@ -212,6 +212,17 @@ Status take_device(const Given& g, ServeConfig& c, Pending&) {
   return g.wrong("must be cpu, cuda or cuda:N with a card's number");
 }
 
+Status take_page_size(const Given& g, ServeConfig& c, Pending&) {
+  int64_t n = 0;
+  if (!integer(g, 1, 1024, &n).ok()) return g.wrong("must be a whole number from 1 to 1024; multiples of 16 are used as they are");
+  // Attention reads keys in lanes of 16. Published units have 1, which elsewhere lets prefixes be shared token by token; answers do not
+  // depend on it.
+  c.service.page_size = static_cast<int32_t>((n + 15) / 16 * 16);
+  if (n != c.service.page_size)
+    c.notes.push_back(fmt::format("{} {}: a page holds a multiple of 16 tokens here; {} is used", g.flag, g.value, c.service.page_size));
+  return {};
+}
+
 Status take_total_tokens(const Given& g, ServeConfig& c, Pending&) {
   int64_t n = 0;
   DDTREE_RETURN_IF_ERROR(integer(g, 1, INT32_MAX, &n));
@@ -317,7 +328,7 @@ const std::vector<Flag>& own_flags() {
        "requests that may wait; one more is a 429 (default: 256)",
        engine_whole(0, 100000, &EngineOptions::max_queue)},
       {{"--chunked-prefill-size"}, "Capacity", "N", "prompt tokens a pass, all requests together (default: 256)", take_chunk},
-      {{"--page-size"}, "Capacity", "N", "tokens a KV page (default: 32)", whole(1, 1024, &C::service, &ServiceOptions::page_size)},
+      {{"--page-size"}, "Capacity", "N", "tokens a KV page, up to 1024; rounded up to a multiple of 16 (default: 32)", take_page_size},
       {{"--max-total-tokens"},
        "Capacity",
        "N",
@@ -531,6 +542,11 @@ Status settle(ServeConfig& c, const Pending& p) {
             fmt::format("--speculative-ddtree-shadow compares a tree with its chain: it needs --speculative-algorithm DDTREE, not {}",
                         mode_name(e.mode))};
   if (c.service.pages < 0) c.service.pages = std::max(1, -c.service.pages / c.service.page_size);
+  // A place in the pages is a 32-bit number.
+  if (int64_t{c.service.pages} * c.service.page_size > INT32_MAX)
+    return {Code::kUsage,
+            fmt::format("--kv-pages {} of --page-size {} hold {} tokens, at most {} are possible; give at most {}", c.service.pages,
+                        c.service.page_size, int64_t{c.service.pages} * c.service.page_size, INT32_MAX, INT32_MAX / c.service.page_size)};
   return {};
 }
 
@@ -538,8 +554,9 @@ Status settle(ServeConfig& c, const Pending& p) {
 
 void add_serve_flag(ExtraFlag flag) { extra_flags().push_back(std::move(flag)); }
 
-std::string nearest_flag(const std::string& unknown) {
-  std::vector<std::string> names = compat_flag_names();
+std::string nearest_flag(const std::string& unknown, const std::vector<std::string>& own) {
+  std::vector<std::string> names = own;
+  for (std::string& name : compat_flag_names()) names.push_back(std::move(name));
   for (const Flag& f : own_flags()) names.insert(names.end(), f.names.begin(), f.names.end());
   std::string best;
   size_t distance = std::max<size_t>(3, unknown.size() / 3) + 1;
@@ -557,9 +574,16 @@ std::string nearest_flag(const std::string& unknown) {
 
 namespace {
 
+// Whose command line it is, for what is said about an unknown flag.
+struct Asker {
+  const std::string& command;
+  const std::vector<std::string>& own;
+};
+
 // Takes the flag at args[i], says in `verdict` what became of it, and moves i past it and its values. It does so where it fails too, so
 // that what comes after can still be judged.
-Status take_flag(const std::vector<std::string>& args, size_t& i, ServeConfig& c, Pending& pending, FlagVerdict& verdict) {
+Status take_flag(const std::vector<std::string>& args, const Asker& asker, size_t& i, ServeConfig& c, Pending& pending,
+                 FlagVerdict& verdict) {
   const size_t begin = i++;
   std::string name = args[begin], value;
   const bool has_value = name.rfind("--", 0) == 0 && name.find('=') != std::string::npos;
@@ -614,9 +638,10 @@ Status take_flag(const std::vector<std::string>& args, size_t& i, ServeConfig& c
   const CompatFlag* flag = find_compat(name);
   if (!flag) {
     while (next_is_value()) ++i;  // its values, whatever they mean
-    const std::string near = nearest_flag(name);
-    return fail(FlagVerdict::kUnknown, near.empty() ? fmt::format("{} is no flag of ddtree serve; ddtree serve --help lists them", name)
-                                                    : fmt::format("{} is no flag of ddtree serve; did you mean {}?", name, near));
+    const std::string near = nearest_flag(name, asker.own);
+    return fail(FlagVerdict::kUnknown,
+                fmt::format("{} is no flag of ddtree {}; ", name, asker.command) +
+                    (near.empty() ? fmt::format("ddtree {} --help lists them", asker.command) : fmt::format("did you mean {}?", near)));
   }
   if (flag->arity != CompatFlag::kSwitch && !has_value) {
     if (!next_is_value()) return fail(FlagVerdict::kRefused, fmt::format("{} needs a value", name));
@@ -625,6 +650,8 @@ Status take_flag(const std::vector<std::string>& args, size_t& i, ServeConfig& c
   }
   if (flag->arity == CompatFlag::kSwitch && has_value)
     return fail(FlagVerdict::kRefused, fmt::format("{} takes no value, found {}", name, value));
+  if (const std::string right = flag->wrong(value); !right.empty())
+    return fail(FlagVerdict::kRefused, fmt::format("{} {}: must be {}", name, value, right));
   const std::string shown = value.empty() ? name : name + " " + value;
   c.service.flags.emplace_back(name, value);
   for (const char* n : flag->neutral)
@@ -637,24 +664,27 @@ Status take_flag(const std::vector<std::string>& args, size_t& i, ServeConfig& c
 
 }  // namespace
 
-Result<ServeConfig> parse_serve_flags(const std::vector<std::string>& args) {
+Result<ServeConfig> parse_serve_flags(const std::vector<std::string>& args, const std::string& command,
+                                      const std::vector<std::string>& own) {
   ServeConfig c;
   Pending pending;
   for (size_t i = 0; i < args.size();) {
     FlagVerdict verdict;
-    DDTREE_RETURN_IF_ERROR(take_flag(args, i, c, pending, verdict));
+    DDTREE_RETURN_IF_ERROR(take_flag(args, {command, own}, i, c, pending, verdict));
   }
   DDTREE_RETURN_IF_ERROR(settle(c, pending));
   return c;
 }
 
 FlagJudgement judge_serve_flags(const std::vector<std::string>& args) {
+  const std::string command = "serve";
+  const std::vector<std::string> none;
   FlagJudgement out;
   ServeConfig c;
   Pending pending;
   for (size_t i = 0; i < args.size();) {
     FlagVerdict verdict;
-    (void)take_flag(args, i, c, pending, verdict);  // the verdict holds the trouble
+    (void)take_flag(args, {command, none}, i, c, pending, verdict);  // the verdict holds the trouble
     out.flags.push_back(std::move(verdict));
   }
   const size_t notes = c.notes.size();

@@ -32,7 +32,9 @@ void add_serve_flag(ExtraFlag flag);
 
 // args without the command's name. "--flag value" and "--flag=value". kUsage names the flag: unknown ones with the nearest known name,
 // wrong values with what would be right, and flags that would change capacity or results and are not built with what works instead.
-Result<ServeConfig> parse_serve_flags(const std::vector<std::string>& args);
+// Other commands take the same flags beside their own: `command` and the names of `own` are for what is said about an unknown one.
+Result<ServeConfig> parse_serve_flags(const std::vector<std::string>& args, const std::string& command = "serve",
+                                      const std::vector<std::string>& own = {});
 
 // What becomes of one flag of somebody else's command line.
 struct FlagVerdict {
@@ -58,7 +60,7 @@ FlagJudgement judge_serve_flags(const std::vector<std::string>& args);
 
 std::string serve_help();
 
-// The known flag with the smallest edit distance; empty where none is near.
-std::string nearest_flag(const std::string& unknown);
+// The known flag (or one of `own`) with the smallest edit distance; empty where none is near.
+std::string nearest_flag(const std::string& unknown, const std::vector<std::string>& own = {});
 
 }  // namespace ddtree

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/json_error.h"
 #include "text/jinja.h"
 #include "text/jinja_strings.h"
 
@@ -52,7 +53,7 @@ Status prepare_calls(Json& message, size_t index) {
     try {
       decoded = Json::parse(text);
     } catch (const Json::exception& e) {
-      return invalid(fmt::format("{} is not valid JSON ({}); a JSON object as text is needed", field, e.what()));
+      return invalid(fmt::format("{} is not valid JSON ({}); a JSON object as text is needed", field, json_error_text(e.what())));
     }
     if (!decoded.is_object()) return invalid(fmt::format("{} holds a JSON {}; an object is needed", field, type_of(decoded)));
     *arguments = std::move(decoded);

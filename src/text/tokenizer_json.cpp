@@ -14,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/json_error.h"
 #include "base/log.h"
 #include "text/tokenizer.h"
 #include "text/tokenizer_impl.h"
@@ -469,7 +470,7 @@ Result<Json> parse(std::string_view text, std::string_view file) {
   try {
     return Json::parse(text.begin(), text.end());
   } catch (const Json::exception& e) {
-    return Status(Code::kBadModel, fmt::format("{}: not valid JSON: {}", file, e.what()));
+    return Status(Code::kBadModel, fmt::format("{}: not valid JSON: {}", file, json_error_text(e.what())));
   }
 }
 

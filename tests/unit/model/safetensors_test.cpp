@@ -106,6 +106,26 @@ TEST_CASE("broken headers") {
         "m.safetensors: tensor w: 16 bytes of data, but BF16 [7] needs 14");
 }
 
+TEST_CASE("every byte of the data belongs to exactly one tensor") {
+  const auto header = [](const char* a, const char* b) {
+    return std::string(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)") + a + R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + b +
+           "}}";
+  };
+  CHECK(error_of_header(header("[0,4]", "[4,8]"), 8) == "accepted");
+  CHECK(error_of_header(header("[4,8]", "[0,4]"), 8) == "accepted");  // in any order
+  CHECK(error_of_header(header("[0,4]", "[4,8]"), 11) ==
+        "m.safetensors: 11 bytes of data, but its tensors end at 8: 3 bytes after the last one belong to no tensor; the header is of "
+        "another file, or something was appended");
+  CHECK(error_of_header(header("[0,4]", "[6,10]"), 10) ==
+        "m.safetensors: tensor b: its bytes begin at 6 of the data, but the tensors before it end at 4: 2 bytes belong to no tensor");
+  CHECK(error_of_header(header("[8,12]", "[4,8]"), 12) ==
+        "m.safetensors: tensor b: its bytes begin at 4 of the data, but the tensors before it end at 0: 4 bytes belong to no tensor");
+  CHECK(error_of_header(header("[0,4]", "[2,6]"), 6) ==
+        "m.safetensors: tensor b: its bytes begin at 2 of the data, but those up to 4 belong to a");
+  CHECK_THAT(error_of_header("{}", 1), ContainsSubstring("1 bytes of data, but its tensors end at 0"));
+  CHECK(error_of_header(R"({"__metadata__":{}})", 0) == "accepted");
+}
+
 TEST_CASE("unaligned tensors of the three types convert exactly") {
   // A header of odd length puts all data at odd addresses.
   const float values[] = {0.0f, -0.0f, 1.0f, -2.5f, 65504.0f, 0x1p-24f, 0x1p-14f, std::numeric_limits<float>::infinity()};

@@ -114,7 +114,8 @@ TEST_CASE("published DFLASH and NEXTN command lines parse") {
   const ServeConfig moe = good(lines[8]);
   CHECK(moe.service.engine.prefill_chunk == 4096);
   CHECK(noted(moe, "--chunked-prefill-size 8192"));
-  CHECK(moe.service.page_size == 1);
+  CHECK(moe.service.page_size == 16);
+  CHECK(noted(moe, "--page-size 1"));
   CHECK(moe.http.api_key == "secret");
   CHECK(moe.log_level == log::Level::kWarn);
 }
@@ -177,6 +178,82 @@ TEST_CASE("values are checked") {
   CHECK_THAT(refused("--trust-remote-code=1"), ContainsSubstring("no value"));
   CHECK_THAT(refused("--log-level loud"), ContainsSubstring("debug"));
   CHECK_THAT(refused("--context-length 0"), ContainsSubstring("at least 16"));
+}
+
+TEST_CASE("a page is a multiple of 16 tokens, and pages fit 32-bit places") {
+  for (const char* wrong : {"0", "1025", "1040", "-16", "x", "16.0"}) {
+    const std::string m = refused(std::string("--page-size ") + wrong);
+    CHECK_THAT(m, ContainsSubstring("from 1 to 1024"));
+  }
+  for (int size = 1; size <= 1024; ++size) {
+    const ServeConfig c = good("--page-size " + std::to_string(size));
+    const int32_t used = c.service.page_size;
+    CHECK((used % 16 == 0 && used >= size && used < size + 16));
+    CHECK(noted(c, "--page-size") == (used != size));
+  }
+  CHECK_THAT(serve_help(), ContainsSubstring("multiple of 16"));
+  CHECK_THAT(refused("--kv-pages 2147483647"), ContainsSubstring("give at most 67108863"));
+  CHECK(good("--kv-pages 67108863").service.pages == 67108863);
+}
+
+TEST_CASE("values of flags that mean nothing here are checked all the same") {
+  // Every compat flag that takes a value: one that is right, several that are not.
+  for (const std::string& name : compat_flag_names()) {
+    const CompatFlag* flag = find_compat(name);
+    INFO(name);
+    REQUIRE(flag);
+    if (flag->arity == CompatFlag::kSwitch) {
+      CHECK_THAT(refused(name + "=1"), ContainsSubstring("takes no value"));
+      continue;
+    }
+    const auto wrong = [&](const std::string& value) {
+      INFO(value);
+      CHECK_THAT(refused(name + "=" + value), ContainsSubstring(name + " " + value + ": must be "));
+    };
+    switch (flag->value.kind) {
+      case CompatValue::kAny: break;
+      case CompatValue::kName:
+        wrong("16");
+        wrong("a,b");
+        wrong("");
+        break;
+      case CompatValue::kOneOf:
+        wrong("int3");
+        wrong("Auto");
+        for (const char* word : flag->value.words) CHECK(flag->wrong(word).empty());
+        break;
+      case CompatValue::kWhole: wrong("1.5"); [[fallthrough]];
+      case CompatValue::kNumber:
+      case CompatValue::kAbove:
+        wrong("x");
+        wrong("1x");
+        wrong("nan");
+        wrong("inf");
+        wrong("1e300");
+        wrong("-1e300");
+        break;
+    }
+  }
+  CHECK_THAT(refused("--mem-fraction-static 1.01"), ContainsSubstring("a number above 0 and at most 1"));
+  CHECK_THAT(refused("--mem-fraction-static 0"), ContainsSubstring("above 0"));
+  CHECK_THAT(refused("--dtype int3"), ContainsSubstring("bfloat16, float16, float32, half or float"));
+  CHECK_THAT(refused("--cuda-graph-bs 1 2 x"), ContainsSubstring("each"));
+  CHECK_THAT(refused("--tp-size 0"), ContainsSubstring("at least 1"));
+  CHECK_THAT(refused("--tp-size 2"), ContainsSubstring("not built"));
+  for (const char* type : {"bfloat16", "float16", "float32", "half", "float"}) {
+    const ServeConfig c = good(std::string("--dtype ") + type);
+    REQUIRE(c.notes.size() == 1);
+    CHECK_THAT(c.notes[0], ContainsSubstring(type) && ContainsSubstring("as the checkpoint stores them"));
+  }
+  CHECK(good("--dtype auto").notes.empty());
+  CHECK(good("--revision 3f2a9c --dist-init-addr 127.0.0.1:5000 --random-seed -1 --watchdog-timeout 0").notes.size() == 4);
+}
+
+TEST_CASE("an unknown flag is told in the words of the command that was asked, with its own flags") {
+  const auto said = [](const char* flag) { return parse_serve_flags({flag}, "smoke", {"--json", "--list"}).status().message(); };
+  CHECK(said("--jsn") == "--jsn is no flag of ddtree smoke; did you mean --json?");
+  CHECK(said("--modle-path") == "--modle-path is no flag of ddtree smoke; did you mean --model-path?");
+  CHECK(said("--zzzzzzzzzzzzzzzzzzzzzzzz") == "--zzzzzzzzzzzzzzzzzzzzzzzz is no flag of ddtree smoke; ddtree smoke --help lists them");
 }
 
 TEST_CASE("help lists every flag, and every flag of the issue is there") {

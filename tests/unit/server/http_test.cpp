@@ -290,24 +290,203 @@ TEST_CASE("an answer that the stop of the server cut off is an error, not a shor
   }
 }
 
-TEST_CASE("who closes the sending half before the reply is told why there is none") {
+namespace {
+
+// The reply's body, chunks joined, after any interim replies.
+std::string body_of(const std::string& got) {
+  size_t at = 0;
+  while (got.compare(at, 12, "HTTP/1.1 100") == 0) at = got.find("\r\n\r\n", at) + 4;
+  const size_t head = got.find("\r\n\r\n", at);
+  REQUIRE(head != std::string::npos);
+  if (got.substr(at, head - at).find("chunked") == std::string::npos) return got.substr(head + 4);
+  std::string out;
+  for (at = head + 4;;) {
+    const size_t line = got.find("\r\n", at);
+    REQUIRE(line != std::string::npos);
+    const size_t size = std::stoul(got.substr(at, line - at), nullptr, 16);
+    if (size == 0) return out;
+    out += got.substr(line + 2, size);
+    at = line + 2 + size + 2;
+  }
+}
+
+}  // namespace
+
+TEST_CASE("who closes only the sending half gets the whole reply, streamed or not, at once or in the middle") {
+  for (const char* path : {"/v1/chat/completions", "/v1/completions"})
+    for (const bool streaming : {false, true})
+      for (const bool at_once : {true, false}) {
+        INFO(path << (streaming ? " stream" : "") << (at_once ? " at once" : ""));
+        Harness h;
+        h.engine.endless = true;
+        h.engine.pause = std::chrono::milliseconds(2);
+        Json body = chat_body();
+        body["prompt"] = "a";
+        body["max_tokens"] = 100;
+        body["stream"] = streaming;
+        body["return_token_ids"] = true;
+        Raw raw(h.http->port());
+        raw.send(post_text(path, body.dump()));
+        std::string got;
+        if (!at_once) {
+          if (streaming) got = raw.read_until("data: ");
+          else CHECK(Harness::eventually([&] { return h.engine.running() == 1; }));
+        }
+        ::shutdown(raw.fd, SHUT_WR);
+        got += raw.read_until("nothing like this: to the end of the connection");
+        INFO(got);
+        size_t ids = 0;
+        if (streaming) {
+          const auto events = sse_data(body_of(got));
+          REQUIRE_FALSE(events.empty());
+          CHECK(events.back() == "[DONE]");
+          for (const std::string& e : events) {
+            if (e[0] != '{') continue;
+            const Json choice = Json::parse(e)["choices"][0];
+            if (choice.contains("token_ids")) ids += choice["token_ids"].size();
+          }
+        } else {
+          const Json reply = Json::parse(body_of(got));
+          CHECK(reply["choices"][0]["finish_reason"].is_string());
+          ids = reply["choices"][0]["token_ids"].size();
+        }
+        CHECK(ids == 100);
+        CHECK(h.engine.cancelled() == 0);
+      }
+}
+
+TEST_CASE("HTTP/1.0 knows no interim reply: closing the sending half before the reply ends the request, and says so") {
   Harness h;
   h.engine.endless = true;
   h.engine.pause = std::chrono::milliseconds(2);
-  for (const char* path : {"/v1/chat/completions", "/v1/completions"}) {
-    Json body = chat_body();
-    body["prompt"] = "a";
-    body["max_tokens"] = 400;
+  for (const char* path : {"/v1/chat/completions", "/v1/completions"})
+    for (const bool streaming : {false, true}) {
+      h.engine.hold = streaming;  // nothing is written before the close is seen
+      Json body = chat_body();
+      body["prompt"] = "a";
+      body["max_tokens"] = 400;
+      body["stream"] = streaming;
+      std::string text = post_text(path, body.dump());
+      text.replace(text.find("HTTP/1.1"), 8, "HTTP/1.0");
+      Raw raw(h.http->port());
+      raw.send(text);
+      ::shutdown(raw.fd, SHUT_WR);
+      const std::string got = raw.read_until("}}");
+      INFO(got);
+      CHECK(got.rfind("HTTP/1.1 499", 0) == 0);
+      CHECK(got.find("client_closed_request") != std::string::npos);
+      CHECK(got.find("100 Continue") == std::string::npos);
+      CHECK(Harness::eventually([&] { return h.engine.running() == 0; }));
+    }
+}
+
+TEST_CASE("Range is ignored, whatever it says") {
+  Harness h;
+  const std::string whole = h.get("/v1/models").text, page = h.get("/").text;
+  for (const char* range : {"bytes=0-3", "bytes=5-2", "bytes=999999-", "bytes=-1,0-0,0-0,0-0", "bytes", "items=1-2", "", "bytes=a-b"})
+    for (const char* name : {"Range", "rAnGe"}) {
+      INFO(name << ": " << range);
+      const httplib::Headers headers = {{name, range}, {"X-Last", "y"}};
+      auto r = h.get("/v1/models", headers);
+      CHECK(r.status == 200);
+      CHECK(r.text == whole);
+      CHECK(r.headers.count("Content-Range") == 0);
+      r = h.get("/", headers);
+      CHECK(r.status == 200);
+      CHECK(r.text == page);
+      CHECK(h.post("/v1/chat/completions", chat_body(), headers).status == 200);
+      Json streaming = chat_body();
+      streaming["stream"] = true;
+      CHECK(sse_data(h.post("/v1/chat/completions", streaming, headers).text).back() == "[DONE]");
+      CHECK(h.get("/v1/nowhere", headers).status == 404);
+    }
+  Raw raw(h.http->port());
+  // First, twice, and followed by another request: nothing else is lost.
+  raw.send("GET /version HTTP/1.1\r\nRange: bytes=9-1\r\nHost: x\r\nRange:x\r\n\r\nHEAD /version HTTP/1.1\r\nHost: x\r\n\r\n");
+  const std::string got = raw.read_until("Accept-Ranges: none");
+  CHECK(got.rfind("HTTP/1.1 200", 0) == 0);
+  CHECK(got.find("Accept-Ranges: none") != std::string::npos);
+}
+
+TEST_CASE("a head that trickles in has one time limit, however often a byte comes") {
+  HttpServer::Options o;
+  o.head_seconds = 2;
+  Harness h({}, o);
+  for (const std::string& begin : {std::string("G"), std::string("GET /version HTTP/1.1\r\nHost: x\r\nX-Long: ")}) {
     Raw raw(h.http->port());
-    raw.send(post_text(path, body.dump()));
-    CHECK(Harness::eventually([&] { return h.engine.running() == 1; }));
-    ::shutdown(raw.fd, SHUT_WR);
-    const std::string got = raw.read_until("}}");
+    raw.send(begin);
+    std::string got;
+    char buffer[4096];
+    bool open = true;
+    for (int i = 0; i < 1000 && open; ++i) {  // a byte each 20 ms: no single read is ever late
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      open = ::send(raw.fd, "a", 1, MSG_NOSIGNAL) == 1;
+      const ssize_t n = ::recv(raw.fd, buffer, sizeof buffer, MSG_DONTWAIT);
+      if (n > 0) got.append(buffer, static_cast<size_t>(n));
+      if (n == 0) open = false;
+    }
     INFO(got);
-    CHECK(got.rfind("HTTP/1.1 499", 0) == 0);
-    CHECK(got.find("client_closed_request") != std::string::npos);
-    CHECK(Harness::eventually([&] { return h.engine.running() == 0; }));
+    CHECK_FALSE(open);
+    CHECK(got.rfind("HTTP/1.1 408", 0) == 0);
+    CHECK(got.find("\"request_timeout\"") != std::string::npos);
   }
+  // A head in pieces that is in time, twice on one connection: the limit is for each request.
+  Raw raw(h.http->port());
+  for (int i = 0; i < 2; ++i) {
+    for (const char* piece : {"GET /ver", "sion HTTP/1.1\r", "\nHost: x\r\n\r", "\n"}) {
+      raw.send(piece);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    CHECK(raw.read_until("\"version\"").rfind("HTTP/1.1 200", 0) == 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2200));
+  }
+}
+
+TEST_CASE("a head without end is refused before it fills the memory") {
+  Harness h;
+  Raw raw(h.http->port());
+  std::string head = "GET /version HTTP/1.1\r\n";
+  while (head.size() < (128u << 10)) head += "X-More: " + std::string(1000, 'a') + "\r\n";
+  raw.send(head);
+  const std::string got = raw.read_until("}}");
+  CHECK(got.rfind("HTTP/1.1 431", 0) == 0);
+  CHECK(got.find("headers_too_large") != std::string::npos);
+}
+
+TEST_CASE("a body may be slow but not trickle") {
+  HttpServer::Options o;
+  o.body_grace_seconds = 2;
+  o.body_bytes_a_second = 100;
+  Harness h({}, o);
+  const std::string text = chat_body().dump();
+  {
+    Raw raw(h.http->port());
+    raw.send("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n");
+    std::string got;
+    char buffer[4096];
+    bool open = true;
+    for (int i = 0; i < 1000 && open; ++i) {  // 50 bytes a second
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      open = ::send(raw.fd, " ", 1, MSG_NOSIGNAL) == 1;
+      const ssize_t n = ::recv(raw.fd, buffer, sizeof buffer, MSG_DONTWAIT);
+      if (n > 0) got.append(buffer, static_cast<size_t>(n));
+      if (n == 0) open = false;
+    }
+    INFO(got);
+    CHECK(got.rfind("HTTP/1.1 408", 0) == 0);
+    CHECK(got.find("too slowly") != std::string::npos);
+  }
+  // Longer than the grace, and faster than the rate: 40,000 bytes in 40 pieces within some 2.4 s; each piece earns 10 s.
+  Raw raw(h.http->port());
+  const std::string filler(1000, ' ');
+  raw.send("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(40 * filler.size() + text.size()) +
+           "\r\n\r\n" + filler);
+  for (int i = 1; i < 40; ++i) {
+    raw.send(filler);
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  }
+  raw.send(text);
+  CHECK(raw.read_until("\"finish_reason\"").rfind("HTTP/1.1 200", 0) == 0);
 }
 
 TEST_CASE("CORS headers only where an origin was given") {
@@ -366,9 +545,19 @@ TEST_CASE("a client that goes away ends its request: streaming, waiting for the 
     raw.close();
     CHECK(gone(4));
   }
+  {  // a client whose Expect was answered has seen an interim reply already
+    std::string text = post_text("/v1/chat/completions", body.dump());
+    text.insert(text.find("Host"), "Expect: 100-continue\r\n");
+    Raw raw(h.http->port());
+    raw.send(text);
+    CHECK(Harness::eventually([&] { return h.engine.running() == 1; }));
+    raw.read_until("100 Continue\r\n\r\n");
+    raw.close();
+    CHECK(gone(5));
+  }
   // They are in the books as what they were.
   const auto recent = h.service.recent_requests();
-  REQUIRE(recent.size() == 4);
+  REQUIRE(recent.size() == 5);
   for (const auto& r : recent) {
     CHECK(r->finish == "cancelled");
     CHECK(r->http_status == 499);

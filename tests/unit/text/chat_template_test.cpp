@@ -72,7 +72,8 @@ TEST_CASE("what is wrong in a request is named", "[chat_template]") {
                  {{{"role", "user"}, {"content", "x"}},
                   {{"role", "assistant"}, {"tool_calls", {{{"function", {{"name", "f"}, {"arguments", arguments}}}}}}}}}};
   };
-  CHECK(refusal(with_call("{oops")).find("messages[1].tool_calls[0].function.arguments is not valid JSON") != std::string::npos);
+  CHECK(refusal(with_call("{oops")).find("messages[1].tool_calls[0].function.arguments is not valid JSON (line 1, column 2: ") !=
+        std::string::npos);
   CHECK(refusal(with_call("[1]")).find("messages[1].tool_calls[0].function.arguments holds a JSON array") != std::string::npos);
   CHECK(refusal({{"messages", Json::array()}, {"tools", 1}}).find("tools is a number") != std::string::npos);
   CHECK(refusal({{"messages", Json::array()}, {"chat_template_kwargs", 1}}).find("chat_template_kwargs") != std::string::npos);
