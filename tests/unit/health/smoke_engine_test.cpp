@@ -135,7 +135,7 @@ std::string told(const SmokeReport& report) {
 
 }  // namespace
 
-TEST_CASE("the embedded pair passes the suite in every mode") {
+TEST_CASE("the embedded pair passes the suite in every mode", "[pair]") {
   auto bench = load(BrokenExecutor::Fault::kNone);
   const SmokeReport report = run_smoke(bench->setup);
   INFO(told(report));
@@ -147,7 +147,7 @@ TEST_CASE("the embedded pair passes the suite in every mode") {
   CHECK(report.tokens_per_second > 0);
 }
 
-TEST_CASE("a verify pass that says something else than plain decoding fails equals-plain only in the modes that use it") {
+TEST_CASE("a verify pass that says something else than plain decoding fails equals-plain only in the modes that use it", "[pair]") {
   auto bench = load(BrokenExecutor::Fault::kTentativeLogits);
   const SmokeReport report = run_smoke(bench->setup);
   INFO(told(report));
@@ -158,7 +158,7 @@ TEST_CASE("a verify pass that says something else than plain decoding fails equa
   }
 }
 
-TEST_CASE("an engine that writes exclamation marks fails, speculation or not") {
+TEST_CASE("an engine that writes exclamation marks fails, speculation or not", "[pair]") {
   auto bench = load(BrokenExecutor::Fault::kAllLogits);
   const SmokeReport report = run_smoke(bench->setup);
   INFO(told(report));
@@ -167,7 +167,7 @@ TEST_CASE("an engine that writes exclamation marks fails, speculation or not") {
     if (check.name == "coherent") CHECK(check.verdict == SmokeVerdict::kFail);
 }
 
-TEST_CASE("a useless drafter costs speed, not correctness") {
+TEST_CASE("a useless drafter costs speed, not correctness", "[pair]") {
   auto bench = load(BrokenExecutor::Fault::kGarbageDrafts);
   const SmokeReport report = run_smoke(bench->setup);
   INFO(told(report));
@@ -175,7 +175,7 @@ TEST_CASE("a useless drafter costs speed, not correctness") {
   CHECK(report.acceptance < 1.5);
 }
 
-TEST_CASE("a pass that fails is the engine's error in the report") {
+TEST_CASE("a pass that fails is the engine's error in the report", "[pair]") {
   auto bench = load(BrokenExecutor::Fault::kForward);
   const SmokeReport report = run_smoke(bench->setup);
   INFO(told(report));
