@@ -13,7 +13,7 @@ endif()
 
 set(embed_list ${CMAKE_BINARY_DIR}/embedded.list)
 set(embed_asm ${CMAKE_BINARY_DIR}/embedded.S)
-file(GLOB_RECURSE embed_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/migrations/*.sql)
+file(GLOB_RECURSE embed_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/migrations/*.sql ${CMAKE_SOURCE_DIR}/models/configs/*.json)
 list(APPEND embed_files ${CMAKE_SOURCE_DIR}/packaging/systemd/ddtree.service)  # what `ddtree install` writes units from
 if(DDTREE_EMBED_PAIR)
   file(GLOB_RECURSE pair_files CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/models/tiny/target/* ${CMAKE_SOURCE_DIR}/models/tiny/draft/*)

@@ -16,6 +16,11 @@ namespace ddtree::kernels {
 int binary_version();    // 90: machine code or compiled PTX for 9.0; -1: none of this build's code runs there
 bool has_hopper_code();  // the sm_90a variant was chosen
 
+// --- measure.cu ------------------------------------------------------------------------------------------------------------------------
+cudaError_t read_all(cudaStream_t stream, const void* memory, int64_t bytes, void* out, int multiprocessors);  // out: 4 bytes
+// BF16 values of a Fill (model/tensor.h).
+cudaError_t fill(cudaStream_t stream, void* out, int64_t count, uint32_t seed, float centre, float spread);
+
 // --- rows.cu ---------------------------------------------------------------------------------------------------------------------------
 cudaError_t embed(cudaStream_t stream, const int32_t* token, int rows, const void* weight, bool weight_bf16, int64_t hidden,
                   const ops::Tensor& y);
@@ -96,6 +101,12 @@ cudaError_t delta_commit(cudaStream_t stream, const ops::DeltaCommitArgs& a, con
 // --- logits.cu ---------------------------------------------------------------------------------------------------------------------------
 // Device results; the backend copies them to the host values that the args name.
 cudaError_t finish_logits(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int32_t* bad_row);
+// The top_k best columns of every row, best first, ties by smaller id: token and score [rows, top_k] (log-probabilities, or the logits
+// themselves); bad [rows] set to 1 where a row holds a NaN or an infinity, else untouched. cudaErrorNotSupported: too many for this form
+// (top_k > 64, or above 4,096 candidates); top_k_log_probs serves.
+int64_t top_k_work_bytes(int64_t rows, int64_t vocab, int top_k);
+cudaError_t best_of_rows(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, bool log_probs, void* work,
+                         int32_t* token, float* score, int32_t* bad);
 cudaError_t top_k_log_probs(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, int32_t* token, float* log_prob,
                             int32_t* bad_row);
 

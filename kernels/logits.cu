@@ -82,11 +82,153 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// --- the fast form: a row is cut into slices of kSlice logits that sit in registers; each slice gives its best candidates and the sum of
+// its exponentials, a second launch joins a row's slices. Two passes over L2-resident data instead of top_k.
+constexpr int kSlice = 8192, kSliceThreads = 256, kHeld = kSlice / kSliceThreads, kMostFast = 64;
+
+struct SliceResult {
+  float top;   // largest logit, -inf where the slice is empty
+  int bad;     // holds a NaN or an infinity
+  double sum;  // of e^(x - top)
+};
+
+struct Best {
+  float value;
+  int id;
+};
+__device__ __forceinline__ Best better(Best a, Best b) { return before(b.value, b.id, a.value, a.id) ? b : a; }
+// Best over the block, in every thread.
+__device__ __forceinline__ Best block_best(Best b, Best* shared) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) b = better(b, Best{__shfl_xor_sync(0xffffffffu, b.value, o), __shfl_xor_sync(0xffffffffu, b.id, o)});
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = b;
+  __syncthreads();
+  b = shared[0];
+#pragma unroll
+  for (int w = 1; w < kSliceThreads / 32; ++w) b = better(b, shared[w]);
+  return b;
+}
+
+// Takes the `count` best of the block's candidates, `held` a thread, in order.
+template <int kCount, class Out>
+__device__ __forceinline__ void take_best(float (&value)[kCount], int (&id)[kCount], int count, Best* shared, Out&& out) {
+  Best mine{-INFINITY, INT32_MAX};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) mine = better(mine, Best{value[i], id[i]});
+  for (int k = 0; k < count; ++k) {
+    const Best b = block_best(mine, shared);
+    out(k, b);
+    if (b.id != mine.id || b.id == INT32_MAX) continue;
+    mine = {-INFINITY, INT32_MAX};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (id[i] == b.id) id[i] = INT32_MAX, value[i] = -INFINITY;
+      mine = better(mine, Best{value[i], id[i]});
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kSliceThreads)
+    slice_kernel(const float* logits, int64_t stride, int64_t real, int top_k, Best* best, SliceResult* result) {
+  __shared__ Best shared[kSliceThreads / 32];
+  __shared__ double sums[kSliceThreads / 32];
+  pdl_begin();
+  const int slices = gridDim.x, slice = blockIdx.x;
+  const float* row = logits + blockIdx.y * stride;
+  const int64_t first = static_cast<int64_t>(slice) * kSlice;
+  float value[kHeld];
+  int id[kHeld];
+  bool bad = false;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int64_t at = first + i * kSliceThreads + threadIdx.x;
+    const bool inside = at < real;
+    value[i] = inside ? row[at] : -INFINITY;
+    id[i] = inside ? static_cast<int>(at) : INT32_MAX;
+    bad |= inside && !isfinite(value[i]);
+  }
+  float top = -INFINITY;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) top = fmaxf(top, value[i]);
+  top = block_best({top, 0}, shared).value;
+  float part = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) part += id[i] == INT32_MAX ? 0.0f : __expf(value[i] - top);
+  double sum = part;
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+  const int any_bad = __syncthreads_or(bad);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  const int64_t out = static_cast<int64_t>(blockIdx.y) * slices + slice;
+  if (threadIdx.x == 0) {
+    double total = 0;
+    for (int w = 0; w < kSliceThreads / 32; ++w) total += sums[w];
+    result[out] = {top, any_bad, total};
+  }
+  take_best(value, id, top_k, shared, [&](int k, Best b) {
+    if (threadIdx.x == 0) best[out * top_k + k] = b;
+  });
+}
+
+// kPer candidates a thread: slices · top_k <= kPer · kSliceThreads.
+template <int kPer>
+__global__ void __launch_bounds__(kSliceThreads) join_kernel(const Best* best, const SliceResult* result, int slices, int top_k,
+                                                             bool log_probs, int32_t* token, float* score, int32_t* bad) {
+  __shared__ Best shared[kSliceThreads / 32];
+  pdl_begin();
+  const int64_t row = blockIdx.x;
+  const Best* from = best + row * slices * top_k;
+  float value[kPer];
+  int id[kPer];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int at = i * kSliceThreads + threadIdx.x;
+    const Best b = at < slices * top_k ? from[at] : Best{-INFINITY, INT32_MAX};
+    value[i] = b.value, id[i] = b.id;
+  }
+  float top = -INFINITY;
+  int any_bad = 0;
+  for (int s = 0; s < slices; ++s) top = fmaxf(top, result[row * slices + s].top), any_bad |= result[row * slices + s].bad;
+  double log_sum = 0;
+  if (log_probs) {
+    for (int s = 0; s < slices; ++s) log_sum += result[row * slices + s].sum * exp(static_cast<double>(result[row * slices + s].top) - top);
+    log_sum = log(log_sum);
+  }
+  if (threadIdx.x == 0 && any_bad) bad[row] = 1;
+  take_best(value, id, top_k, shared, [&](int k, Best b) {
+    if (threadIdx.x != 0) return;
+    token[row * top_k + k] = b.id == INT32_MAX ? 0 : b.id;
+    score[row * top_k + k] = log_probs ? static_cast<float>(static_cast<double>(b.value) - top - log_sum) : b.value;
+  });
+}
+
 }  // namespace
 
 cudaError_t finish_logits(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int32_t* bad_row) {
   return launch(finish_kernel, dim3(static_cast<unsigned>(logits.rows)), dim3(512), 0, stream, as_f32(logits), logits.stride, logits.cols,
                 real_vocab, bad_row);
+}
+
+int64_t top_k_work_bytes(int64_t rows, int64_t vocab, int top_k) {
+  const int64_t slices = (vocab + kSlice - 1) / kSlice;
+  return rows * slices * (top_k * static_cast<int64_t>(sizeof(Best)) + static_cast<int64_t>(sizeof(SliceResult))) + 256;
+}
+
+cudaError_t best_of_rows(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, bool log_probs, void* work,
+                         int32_t* token, float* score, int32_t* bad) {
+  const int rows = static_cast<int>(logits.rows), slices = static_cast<int>((real_vocab + kSlice - 1) / kSlice);
+  if (top_k > kMostFast || slices * top_k > 16 * kSliceThreads) return cudaErrorNotSupported;
+  auto* result = static_cast<SliceResult*>(work);
+  auto* best = reinterpret_cast<Best*>(result + static_cast<int64_t>(rows) * slices);
+  cudaError_t e = launch(slice_kernel, dim3(slices, rows), dim3(kSliceThreads), 0, stream, as_f32(logits), logits.stride, real_vocab, top_k,
+                         best, result);
+  if (e != cudaSuccess) return e;
+  const auto join = [&]<int kPer>() {
+    return launch(join_kernel<kPer>, dim3(rows), dim3(kSliceThreads), 0, stream, best, result, slices, top_k, log_probs, token, score, bad);
+  };
+  return slices * top_k <= kSliceThreads ? join.template operator()<1>() : join.template operator()<16>();
 }
 
 cudaError_t top_k_log_probs(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, int32_t* token, float* log_prob,

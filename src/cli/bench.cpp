@@ -20,6 +20,7 @@
 
 #include "base/log.h"
 #include "cli/bench_prompts.h"
+#include "cli/bench_stages.h"
 #include "cli/command.h"
 #include "cli/local_engine.h"
 #include "health/phases.h"
@@ -44,6 +45,13 @@ const char* const kHelp =
     "  --repeat N           times each cell is run; the median counts (default: 3)\n"
     "  --max-tokens N       of each answer (default: 128)\n"
     "  --temperature X      (default: 0, greedy)\n"
+    "  --only modes|stages  (default: modes; on a card stages too)\n\n"
+    "Stages of a round by themselves, beside the time of reading the weights: a plain step, a draft, a tree's verification by rows, a "
+    "round.\n\n"
+    "  --contexts LIST      tokens committed before (default: 1024)\n"
+    "  --batches LIST       sequences in a pass (default: 1)\n"
+    "  --rows LIST          of one sequence's tree, the root included (default: 1,16,32,64,128)\n"
+    "  --ops                each op by itself too\n\n"
     "  --json               one JSON object on standard output\n"
     "  --model-path DIR, --draft DIR, --threads N and other flags of ddtree serve that shape the engine\n";
 
@@ -54,6 +62,8 @@ struct Options {
   int32_t repeat = 3, max_tokens = 128;
   float temperature = 0;
   bool json = false;
+  std::string only;  // "modes", "stages"; empty: modes, and on a card stages too
+  StageOptions stages;
 };
 
 std::vector<std::string> split(const std::string& list) {
@@ -72,6 +82,17 @@ std::vector<OwnFlag> own_flags(Options& o) {
       if (!n) return n.status();
       if (std::floor(*n) != *n) return {Code::kUsage, fmt::format("{} {}: must be a whole number", flag, v)};
       target = static_cast<int32_t>(*n);
+      return {};
+    };
+  };
+  const auto numbers = [](const char* flag, int32_t low, int32_t high, std::vector<int32_t>& target) {
+    return [=, &target](const std::string& v) -> Status {
+      target.clear();
+      for (const std::string& part : split(v)) {
+        auto n = number_of(flag, part, low, high);
+        if (!n) return n.status();
+        target.push_back(static_cast<int32_t>(*n));
+      }
       return {};
     };
   };
@@ -111,6 +132,15 @@ std::vector<OwnFlag> own_flags(Options& o) {
              o.temperature = static_cast<float>(*n);
              return {};
            }},
+          {"--only", true,
+           [&o](const std::string& v) -> Status {
+             if (v != "modes" && v != "stages") return {Code::kUsage, fmt::format("--only {}: must be modes or stages", v)};
+             return o.only = v, Status();
+           }},
+          {"--contexts", true, numbers("--contexts", 1, 1 << 20, o.stages.contexts)},
+          {"--batches", true, numbers("--batches", 1, 256, o.stages.batches)},
+          {"--rows", true, numbers("--rows", 1, 257, o.stages.rows)},
+          {"--ops", false, [&o](const std::string&) { return o.stages.ops = true, Status(); }},
           {"--json", false, [&o](const std::string&) { return o.json = true, Status(); }}};
 }
 
@@ -265,6 +295,12 @@ int bench(int argc, char** argv) {
     return fail("bench", {Code::kUsage, fmt::format("'{}' belongs to no flag (ddtree bench --help)", arguments->words[0])});
   log::set_level(std::max(arguments->config.log_level, log::Level::kWarn));
   ServiceOptions service = arguments->config.service;
+  Json stages;
+  if (o.only == "stages" || (o.only.empty() && service.cuda_device >= 0)) {
+    o.stages.repeat = std::max(o.repeat, 9);
+    if (Status s = bench_stages(service, o.stages, o.json ? &stages : nullptr); !s.ok()) return fail("bench", s);
+    if (o.only == "stages") return o.json ? (fmt::print("{}\n", stages.dump(2)), 0) : 0;
+  }
   const int32_t widest = *std::max_element(o.streams.begin(), o.streams.end());
   service.engine.max_running = widest;
   service.engine.max_queue = std::max(service.engine.max_queue, widest);
@@ -362,6 +398,7 @@ int bench(int argc, char** argv) {
     out["streams"].push_back({{"streams", streams}, {"modes", std::move(list)}});
   }
   if (o.json) {
+    if (!stages.is_null()) out["stages"] = stages;
     out["costs"] = {{"verify_rows", costs.verify_ms.size}, {"verify_ms", costs.verify_ms.ms},      {"draft_sequences", costs.draft_ms.size},
                     {"draft_ms", costs.draft_ms.ms},       {"host_sequences", costs.host_ms.size}, {"host_ms", costs.host_ms.ms}};
     fmt::print("{}\n", out.dump(2));

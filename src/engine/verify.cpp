@@ -40,8 +40,18 @@ void Rounds::judge(Part& p, const PassOutput& output) {
 void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, PassReport* report) {
   Sequence& s = *p.sequence;
   const auto vocab = static_cast<size_t>(executor_.target().vocab_size);
-  const auto logits = [&](int32_t row) { return std::span(output.logits + at(output.logits_row[at(row)]) * vocab, vocab); };
   const ops::TokenHistory* history = s.sampling.penalised() ? &s.history : nullptr;
+  const auto sample = [&](int32_t row, std::span<const int32_t> path, std::span<const int32_t> banned, int64_t position) {
+    const int32_t of = output.logits_row[at(row)];
+    if (!output.logits && s.sampling.temperature == 0 && history == nullptr && banned.empty())
+      return ops::Sampled{output.best[at(of)], output.margin[at(of)]};
+    const auto logits = executor_.row_logits(output, of);
+    if (!logits) {
+      if (!p.failed) fail(p, logits.status().message());
+      return ops::Sampled{0, 0};
+    }
+    return sampler_->choose(std::span(*logits, vocab), s.sampling, history, path, banned, position);
+  };
 
   if (p.prefill) {
     p.accepted.segment = p.segment;
@@ -59,8 +69,8 @@ void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, Pas
     } else if (complete && s.replaying) {
       s.replaying = false;
     } else if (complete) {
-      const ops::Sampled first =
-          sampler_->choose(logits(p.first_row + p.prefill_rows - 1), s.sampling, history, {}, s.commit.banned(0), s.context);
+      const ops::Sampled first = sample(p.first_row + p.prefill_rows - 1, {}, s.commit.banned(0), s.context);
+      if (p.failed) return;
       p.margins = {first.margin};
       p.accepted.next.back() = first.token;
       s.first_token = Clock::now();
@@ -76,8 +86,7 @@ void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, Pas
         for (int32_t n = node; n > 0; n = p.tree.parent[at(n)]) path.push_back(p.tree.token[at(n)]);
         std::reverse(path.begin(), path.end());
         const int32_t depth = p.tree.depth[at(node)];
-        chosen = sampler_->choose(logits(p.first_row + node), s.sampling, history, path, s.commit.banned(s.commit.count() + depth),
-                                  s.context + depth + 1);
+        chosen = sample(p.first_row + node, path, s.commit.banned(s.commit.count() + depth), s.context + depth + 1);
       }
       return chosen.token;
     };
@@ -89,6 +98,7 @@ void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, Pas
     } else {
       p.walk = follow_tree(p.tree, choose);
     }
+    if (p.failed) return;
     std::vector<int32_t> run;
     p.margins.push_back(memo[0].margin);
     for (int32_t node : p.walk.path) {

@@ -20,12 +20,18 @@ class Checkpoint {
   // tensor its shard has not, a tensor in two shards, a broken header.
   static Result<std::shared_ptr<const Checkpoint>> open(std::shared_ptr<const ModelSource> source);
 
+  // One without files, for speed and memory measured without them: every tensor that is asked for by make() exists, with seeded random
+  // values (Fill) around those of a trained model's kind, so that 64 layers stay finite.
+  static std::shared_ptr<const Checkpoint> dummy(std::string location, uint32_t seed);
+  bool is_dummy() const { return seed_ != 0; }
+  TensorView make(const std::string& name, const std::vector<int64_t>& shape) const;  // is_dummy() only
+
   Checkpoint(const Checkpoint&) = delete;  // views point into it
   Checkpoint& operator=(const Checkpoint&) = delete;
 
   const TensorView* find(std::string_view name) const;  // null: no such tensor. Valid as long as the checkpoint
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
-  const std::string& location() const { return source_->location(); }
+  const std::string& location() const { return source_ ? source_->location() : location_; }
   size_t bytes() const { return bytes_; }      // of all listed tensors
   size_t skipped() const { return skipped_; }  // tensors of the vision tower
 
@@ -35,9 +41,12 @@ class Checkpoint {
   Status read_index();
 
   std::shared_ptr<const ModelSource> source_;
-  std::map<std::string, FileView, std::less<>> files_;  // by name; the views' `file` points at these keys
-  std::map<std::string, TensorView, std::less<>> tensors_;
-  size_t bytes_ = 0, skipped_ = 0;
+  std::map<std::string, FileView, std::less<>> files_;              // by name; the views' `file` points at these keys
+  mutable std::map<std::string, TensorView, std::less<>> tensors_;  // mutable: a dummy's are made when asked for
+  mutable size_t bytes_ = 0;
+  size_t skipped_ = 0;
+  std::string location_;
+  uint32_t seed_ = 0;
 };
 
 }  // namespace ddtree

@@ -18,6 +18,11 @@ class Binder {
 
   TensorView take(const std::string& name, std::vector<int64_t> shape) {
     if (!status_.ok()) return {};
+    if (checkpoint_.is_dummy()) {
+      TensorView made = checkpoint_.make(name, shape);
+      taken_.insert(made.name);
+      return made;
+    }
     const TensorView* tensor = checkpoint_.find(name);
     if (tensor == nullptr) {
       fail(fmt::format("{}: tensor {} is missing, expected {}{}", checkpoint_.location(), name, shape_text(shape), count_text()));
@@ -144,7 +149,7 @@ Result<TargetTensors> bind_target(const Checkpoint& checkpoint, ModelSpec* spec)
     out.layers.push_back(take_layer(in, fmt::format("{}layers.{}.", p, i), s.layers[static_cast<size_t>(i)], s));
   out.final_norm = in.take(p + "norm.weight", {s.hidden_size});
   // Whether the head is tied is what the checkpoint holds, not what the config says: an untied head that is ignored gives garbage.
-  out.tied_head = checkpoint.find("lm_head.weight") == nullptr;
+  out.tied_head = checkpoint.is_dummy() ? s.tied_head : checkpoint.find("lm_head.weight") == nullptr;
   out.lm_head = out.tied_head ? out.embed : in.take("lm_head.weight", {s.vocab_size, s.hidden_size});
   if (out.tied_head && !s.tied_head)
     in.fail(fmt::format("{}: tensor lm_head.weight is missing, expected {} because config.json says tie_word_embeddings false",
@@ -154,7 +159,7 @@ Result<TargetTensors> bind_target(const Checkpoint& checkpoint, ModelSpec* spec)
               checkpoint.location());
 
   int mtp_layers = s.mtp_layers;
-  if (mtp_layers > 0 && !in.any("mtp.")) {
+  if (mtp_layers > 0 && !checkpoint.is_dummy() && !in.any("mtp.")) {
     log::warn(
         "{}: config.json says mtp_num_hidden_layers {}, but the checkpoint has no mtp.* tensors (some re-exports drop them): NEXTN is not "
         "available",

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "base/bf16.h"
@@ -55,6 +56,23 @@ int64_t TensorView::elements() const { return static_cast<int64_t>(bytes / dtype
 
 std::string shape_text(const std::vector<int64_t>& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
+// The finaliser of MurmurHash3 over index and seed; kernels/measure.cu has the same lines.
+uint16_t fill_bf16(const Fill& fill, int64_t index) {
+  uint32_t h = static_cast<uint32_t>(index) * 0x9E3779B1u ^ static_cast<uint32_t>(index >> 32) * 0x85EBCA77u ^ fill.seed;
+  h = (h ^ h >> 16) * 0x85EBCA6Bu;
+  h = (h ^ h >> 13) * 0xC2B2AE35u;
+  h ^= h >> 16;
+  const float u = static_cast<float>(static_cast<int32_t>(h >> 8) - (1 << 23)) * (1.0f / static_cast<float>(1 << 23));
+  return float_to_bf16(std::fma(fill.spread, u, fill.centre));
+}
+
+uint16_t bf16_at(const TensorView& tensor, int64_t index) {
+  if (tensor.fill.seed != 0) return fill_bf16(tensor.fill, index);
+  uint16_t bits;
+  std::memcpy(&bits, tensor.data + 2 * index, sizeof bits);
+  return bits;
+}
+
 void to_float32(const TensorView& tensor, float* out) { to_float32(tensor, 0, tensor.elements(), out); }
 
 void to_float32(const TensorView& tensor, int64_t first, int64_t count, float* out) {
@@ -63,12 +81,15 @@ void to_float32(const TensorView& tensor, int64_t first, int64_t count, float* o
     if (count > 0) std::memcpy(out, in, static_cast<size_t>(count) * sizeof(float));
     return;
   }
+  if (tensor.dtype == DType::kBf16) {
+    for (int64_t i = 0; i < count; ++i) out[i] = bf16_to_float(bf16_at(tensor, first + i));
+    return;
+  }
   // memcpy of each element: a header of odd length leaves the data unaligned.
-  const bool bf16 = tensor.dtype == DType::kBf16;
   for (int64_t i = 0; i < count; ++i) {
     uint16_t bits;
     std::memcpy(&bits, in + 2 * i, sizeof bits);
-    out[i] = bf16 ? bf16_to_float(bits) : f16_to_float(bits);
+    out[i] = f16_to_float(bits);
   }
 }
 

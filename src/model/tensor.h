@@ -15,16 +15,27 @@ enum class DType : uint8_t { kBf16, kF16, kF32, kF64, kF8E4M3, kF8E5M2, kBool, k
 const char* dtype_name(DType dtype);  // as safetensors spells it: "BF16", "F8_E4M3", …
 size_t dtype_size(DType dtype);       // bytes an element
 
+// Values without a file behind them (--load-format dummy): centre + spread · u with u uniform in [-1, 1), a function of (seed, index)
+// alone, rounded to BF16. Every backend draws the same ones.
+struct Fill {
+  uint32_t seed = 0;  // 0: the tensor has bytes
+  float centre = 0, spread = 0;
+};
+uint16_t fill_bf16(const Fill& fill, int64_t index);
+
 struct TensorView {
   DType dtype = DType::kBf16;
   std::vector<int64_t> shape;       // row-major; empty: a scalar
   const std::byte* data = nullptr;  // in the mapped file, NOT necessarily aligned to the element; null: no such tensor
   size_t bytes = 0;                 // = elements() · dtype_size(dtype)
+  Fill fill;                        // not of a file: `data` is then a place of `bytes` zeros that nobody need read
   std::string_view file, name;      // of the checkpoint, which must outlive this view (LoadedPair keeps it)
 
   bool present() const { return data != nullptr; }
   int64_t elements() const;  // product of shape
 };
+
+uint16_t bf16_at(const TensorView& tensor, int64_t index);  // of a kBf16 tensor
 
 std::string shape_text(const std::vector<int64_t>& shape);  // "[256, 768]"
 

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "model/spec.h"
+#include "ops/rates.h"
 
 namespace ddtree {
 
@@ -36,7 +37,11 @@ struct Forest {
 
 // Valid until the next forward().
 struct PassOutput {
-  const float* logits = nullptr;    // [L, vocab]; ids past the real vocabulary are -inf
+  // [L, vocab]; ids past the real vocabulary are -inf. Null where no row wanted logits, or where they lie in a device's memory: then best
+  // and margin say what greedy decoding needs, and Executor::row_logits() fetches a row.
+  const float* logits = nullptr;
+  std::vector<int32_t> best;        // [L] best real id, ties by the smaller one; empty with `logits`
+  std::vector<float> margin;        // [L] how far the second best logit is behind; empty with `logits`
   std::vector<int32_t> logits_row;  // [R] row of `logits`, or -1
   // After kEngineFault for logits that are not finite: the rows concerned; all other rows are right. Empty: the whole pass is lost.
   std::vector<int32_t> faulty_rows;
@@ -99,6 +104,11 @@ class Executor {
   // Runs the target over the forest. kEngineFault if a logit row is not finite, naming the row and sequence.
   virtual Status forward(const Forest& forest, PassOutput* output) = 0;
 
+  // One row of the last pass's logits, by PassOutput::logits_row; valid until the next call of anything here.
+  virtual Result<const float*> row_logits(const PassOutput& output, int32_t logits_row) {
+    return output.logits + static_cast<int64_t>(logits_row) * target().vocab_size;
+  }
+
   // The device side of the commit point, once after each forward(), for every segment that keeps rows: folds delta-rule factors and
   // shifts conv windows of tentative segments, appends their K/V from scratch to pages; appends drafter context and MTP rows.
   // A tentative segment that is not named leaves no trace.
@@ -109,6 +119,11 @@ class Executor {
 
   // NEXTN: `steps` recursive greedy drafts by the MTP head (top_k = 1, positions = steps). Leaves MTP context at the committed rows.
   virtual Status draft_nextn(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output) = 0;
+
+  // For measurements (ops/backend.h).
+  virtual void time_ops(bool) {}
+  virtual std::vector<ops::OpTime> op_times() { return {}; }
+  virtual Result<ops::DeviceRates> measure_rates() { return Status(Code::kUnavailable, "this executor measures no rates"); }
 };
 
 }  // namespace ddtree

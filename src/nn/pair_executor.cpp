@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "nn/assign.h"
@@ -157,7 +158,9 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   target_->forward(staged_);
   output->logits = nullptr;
   const auto count = static_cast<int32_t>(from.size());
+  output->best.clear(), output->margin.clear();
   int32_t bad = -1;
+  std::vector<uint8_t> bad_rows;
   if (count > 0) {
     ops::Tensor x = target_->hidden().row_range(0, count);
     if (count < static_cast<int32_t>(forest.token.size())) {
@@ -166,8 +169,17 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
     }
     const ops::Tensor logits = logits_.row_range(0, count);
     target_->head(x, logits);
-    backend_->finish_logits({.logits = logits, .real_vocab = options_.real_vocab, .bad_row = &bad});
-    DDTREE_ASSIGN(output->logits, backend_->host_floats(logits));
+    if (backend_->in_host_memory()) {
+      backend_->finish_logits({.logits = logits, .real_vocab = options_.real_vocab, .bad_row = &bad});
+      DDTREE_ASSIGN(output->logits, backend_->host_floats(logits));
+    } else {
+      output->best.resize(count), output->margin.resize(count), bad_rows.resize(count);
+      backend_->best_two({.logits = logits,
+                          .real_vocab = options_.real_vocab,
+                          .token = output->best.data(),
+                          .margin = output->margin.data(),
+                          .bad = bad_rows.data()});
+    }
   }
   DDTREE_RETURN_IF_ERROR(backend_->finish());
 
@@ -182,18 +194,34 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   }
   committed_ = false;
   if (bad >= 0) {
-    // One sequence's fault is not its neighbours': rows never see other segments, so all rows but these are right.
+    bad_rows.assign(from.size(), 0);
     for (size_t i = 0; i < from.size(); ++i) {
       const float* x = output->logits + i * static_cast<size_t>(spec_.vocab_size);
-      if (!std::all_of(x, x + options_.real_vocab, [](float v) { return std::isfinite(v); })) output->faulty_rows.push_back(from[i]);
+      bad_rows[i] = !std::all_of(x, x + options_.real_vocab, [](float v) { return std::isfinite(v); });
     }
-    const int32_t row = from[bad];
+  }
+  // One sequence's fault is not its neighbours': rows never see other segments, so all rows but these are right.
+  for (size_t i = 0; i < bad_rows.size(); ++i)
+    if (bad_rows[i]) output->faulty_rows.push_back(from[i]);
+  if (!output->faulty_rows.empty()) {
+    const int32_t row = output->faulty_rows.front();
     size_t segment = 0;
     while (row >= pass_.segments[segment].first_row + pass_.segments[segment].row_count) ++segment;
     return fault(fmt::format("logits of row {} (segment {}, slot {}, position {}, token {}) are not finite", row, segment,
                              pass_.segments[segment].slot, pass_.position[row], pass_.token[row]));
   }
   return {};
+}
+
+Result<const float*> PairExecutor::row_logits(const PassOutput& output, int32_t logits_row) {
+  if (output.logits) return output.logits + static_cast<int64_t>(logits_row) * spec_.vocab_size;
+  if (logits_row < 0 || logits_row >= static_cast<int32_t>(output.best.size()))
+    return fault(fmt::format("logits of row {} of {} asked for", logits_row, output.best.size()));
+  const float* values = nullptr;
+  DDTREE_ASSIGN(values, backend_->host_floats(logits_.row_range(logits_row, 1)));
+  row_.assign(values, values + spec_.vocab_size);
+  std::fill(row_.begin() + options_.real_vocab, row_.end(), -std::numeric_limits<float>::infinity());
+  return static_cast<const float*>(row_.data());
 }
 
 Status PairExecutor::check_accepted(std::span<const Accepted> accepted) const {

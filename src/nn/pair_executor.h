@@ -36,9 +36,13 @@ class PairExecutor final : public Executor {
 
   void reset_slot(int32_t slot) override;
   Status forward(const Forest& forest, PassOutput* output) override;
+  Result<const float*> row_logits(const PassOutput& output, int32_t logits_row) override;
   Status commit(const Forest& forest, std::span<const Accepted> accepted) override;
   Status draft(std::span<const DraftQuery> queries, int32_t top_k, DraftOutput* output) override;
   Status draft_nextn(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output) override;
+  void time_ops(bool on) override { backend_->time_ops(on); }
+  std::vector<ops::OpTime> op_times() override { return backend_->op_times(); }
+  Result<ops::DeviceRates> measure_rates() override { return backend_->measure_rates(); }
 
   // --- for tests -------------------------------------------------------------------------------------------------------------------------
   ops::Tensor features() const { return target_->features(); }       // [rows of the last pass, (taps + captures) · H]
@@ -72,6 +76,7 @@ class PairExecutor final : public Executor {
 
   ops::Tensor wanted_;        // [max_logit_rows, H] hidden rows that want logits
   ops::Tensor logits_;        // [max_logit_rows, V]
+  std::vector<float> row_;    // one row of it on the host
   ops::Tensor draft_wanted_;  // [draft rows, H]
   ops::Tensor draft_logits_;  // [draft rows, V]
 

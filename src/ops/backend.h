@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "model/tensor.h"
@@ -17,6 +19,7 @@
 #include "ops/linear.h"
 #include "ops/logits.h"
 #include "ops/norm.h"
+#include "ops/rates.h"
 #include "ops/rows.h"
 #include "ops/silu_mul.h"
 #include "ops/tensor.h"
@@ -87,6 +90,15 @@ class Backend {
   virtual void delta_commit(const DeltaCommitArgs& args) = 0;
   virtual void finish_logits(const FinishLogitsArgs& args) = 0;
   virtual void top_k_log_probs(const TopKArgs& args) = 0;
+  virtual void best_two(const BestTwoArgs& args) = 0;
+
+  // --- what it costs here ------------------------------------------------------------------------------------------------------------
+  // Whether tensors lie in the host's memory, so that reading all logits of a pass costs nothing.
+  virtual bool in_host_memory() const = 0;
+  // While on, every op is timed by itself (the device idles between ops: shares, not sums). op_times() forgets what it gives.
+  virtual void time_ops(bool) {}
+  virtual std::vector<OpTime> op_times() { return {}; }
+  virtual Result<DeviceRates> measure_rates() { return Status(Code::kUnavailable, "this backend measures no rates"); }
 };
 
 }  // namespace ddtree::ops

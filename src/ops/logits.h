@@ -6,6 +6,10 @@
 // top_k_log_probs: per row the top_k best columns below real_vocab, best first, ties by smaller id, with true log-probabilities
 //   (l - max - log Σ exp(l - max) over the real columns; the sum in float32 lanes of fixed order, the rest in float64). Writes host arrays,
 //   valid after finish(). A row with a non-finite sum sets *bad_row. 1 <= top_k <= real_vocab.
+//
+// best_two: per row the best column below real_vocab (ties by the smaller id) and how far the second is behind it: what greedy decoding
+// needs of
+//   a row without moving the row. bad [R]: 1 where the row holds a NaN or an infinity. Host arrays, valid after finish().
 #pragma once
 
 #include "ops/tensor.h"
@@ -16,6 +20,14 @@ struct FinishLogitsArgs {
   Tensor logits;  // [R, V] float32, updated
   int64_t real_vocab = 0;
   int32_t* bad_row = nullptr;
+};
+
+struct BestTwoArgs {
+  Tensor logits;  // [R, V] float32
+  int64_t real_vocab = 0;
+  int32_t* token = nullptr;  // [R] host
+  float* margin = nullptr;   // [R] host; +inf where there is one column only
+  uint8_t* bad = nullptr;    // [R] host
 };
 
 struct TopKArgs {

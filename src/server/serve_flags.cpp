@@ -33,6 +33,7 @@ struct Flag {
 struct Pending {
   std::string algorithm;
   int num_steps = 0, draft_tokens = 0, block_size = 0, eagle_topk = 0;
+  std::string load_format;
   bool budget_given = false, help = false;
 };
 
@@ -195,6 +196,12 @@ Status take_chunk(const Given& g, ServeConfig& c, Pending&) {
   return {};
 }
 
+Status take_load_format(const Given& g, ServeConfig&, Pending& p) {
+  if (g.value != "auto" && g.value != "safetensors" && g.value != "dummy") return g.wrong("must be auto, safetensors or dummy");
+  p.load_format = g.value;
+  return {};
+}
+
 Status take_device(const Given& g, ServeConfig& c, Pending&) {
   if (g.value == "cpu" || g.value == "auto") {
     c.service.cuda_device = -1;
@@ -336,6 +343,21 @@ const std::vector<Flag>& own_flags() {
        take_total_tokens},
       {{"--kv-pages"}, "Capacity", "N", "the same in pages", whole(1, INT32_MAX, &C::service, &ServiceOptions::pages)},
       {{"--device"}, "Capacity", "cpu|cuda[:N]", "where the engine runs (default: cpu; cuda is right but not tuned yet)", take_device},
+      {{"--load-format"},
+       "Model",
+       "auto|safetensors|dummy",
+       "dummy: seeded random weights of --model-config's shapes, for measuring without files",
+       take_load_format},
+      {{"--model-config"},
+       "Model",
+       "NAME|FILE",
+       "with --load-format dummy: a known model (qwen3.6-27b, …) or a config.json",
+       text(&C::service, &ServiceOptions::model_config)},
+      {{"--draft-config"},
+       "Model",
+       "NAME|FILE|none",
+       "its drafter's (default: the one that belongs to a known name)",
+       text(&C::service, &ServiceOptions::draft_config)},
       {{"--threads"}, "Capacity", "N", "CPU threads (default: all cores)", whole(1, 1024, &C::service, &ServiceOptions::threads)},
 
       {{"--host"}, "Server", "ADDRESS", "address to listen on (default: 127.0.0.1)", text(&C::http, &HttpServer::Options::host)},
@@ -501,6 +523,12 @@ Status settle(ServeConfig& c, const Pending& p) {
     algorithm = "NEXTN";
   }
   c.service.mode_given = !algorithm.empty();
+  if ((p.load_format == "dummy") != !c.service.model_config.empty())
+    return {Code::kUsage, c.service.model_config.empty()
+                              ? "--load-format dummy needs the shapes: give --model-config NAME or FILE"
+                              : "--model-config is for --load-format dummy; a checkpoint brings its own config.json"};
+  if (!c.service.draft_config.empty() && c.service.model_config.empty())
+    return {Code::kUsage, "--draft-config is for --load-format dummy; a drafter goes after --speculative-draft-model-path"};
   for (const SpeculationMode mode : {SpeculationMode::kNone, SpeculationMode::kDflash, SpeculationMode::kDdtree, SpeculationMode::kNextn})
     if (algorithm == mode_name(mode)) e.mode = mode;
   // Without the flag the pair decides, and the same flags are read as those of a drafter.

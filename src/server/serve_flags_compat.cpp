@@ -166,7 +166,6 @@ const std::vector<F>& table() {
       {{"--speculative-draft-model-quantization"}, kValue, true, {"none", "None", "unquant"}, "a BF16 or float32 drafter works", kName},
       {{"--torchao-config"}, kValue, true, {""}, "a BF16 or float32 checkpoint works"},
       {{"--kv-cache-dtype"}, kValue, true, {"auto", "float32"}, "K/V are kept in float32 on the CPU; leave it out", kName},
-      {{"--load-format"}, kValue, true, {"auto", "safetensors"}, "checkpoints are read from safetensors files", kName},
       {{"--tokenizer-path", "--tokenizer"}, kValue, true, {}, "the checkpoint's own tokenizer.json is read; put the file there"},
       {{"--skip-tokenizer-init"}, kSwitch, true, {}, "/v1/completions takes ids and return_token_ids gives them, beside the text"},
       {{"--is-embedding", "--embedding"}, kSwitch, true, {}, "this server generates text"},

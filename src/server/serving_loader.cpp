@@ -79,6 +79,7 @@ Result<std::string> read_text(const std::string& path) {
 
 std::vector<std::string> served_names(const ServiceOptions& options) {
   if (!options.served_names.empty()) return options.served_names;
+  if (!options.model_config.empty()) return {options.model_config};
   return {options.model_path.empty() ? "tiny" : options.model_path};
 }
 
@@ -87,7 +88,9 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
       phases.enter(Phase::kDevices, options.cuda_device < 0 ? "the CPU" : fmt::format("CUDA card {}", options.cuda_device)));
   const std::string path = options.model_path.empty() ? std::string(kEmbeddedPair) : options.model_path;
   DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kWeights, "reading " + path));
-  auto pair = load_pair(path, options.draft_path.empty() ? std::nullopt : std::optional<std::string>(options.draft_path));
+  auto pair = !options.model_config.empty()
+                  ? load_dummy_pair(options.model_config, options.draft_config, path)
+                  : load_pair(path, options.draft_path.empty() ? std::nullopt : std::optional<std::string>(options.draft_path));
   if (!pair) return pair.status();
   log::info("{}: {}", pair->name, describe(*pair));
   phases.progress(Phase::kWeights, 0.2, "reading the tokenizer");
@@ -148,7 +151,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   ModelInfo& info = serving->info;
   info.names = served_names(options);
   info.name = info.names.front();
-  info.path = names_embedded_pair(path) ? "embedded:tiny" : pair->location;
+  info.path = options.model_config.empty() && names_embedded_pair(path) ? "embedded:tiny" : pair->location;
   info.architecture = pair->spec.architecture;
   info.backend = options.cuda_device < 0 ? "cpu" : fmt::format("cuda:{}", options.cuda_device);
   info.created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();

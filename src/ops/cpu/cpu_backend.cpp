@@ -99,9 +99,7 @@ Result<const Weight*> CpuBackend::pack_weight(std::span<const TensorView> parts)
         uint32_t* out = w->pairs.data() + panel * k * 16 + column % 16;
         const int shift = column < 16 ? 0 : 16;
         for (int64_t i = 0; i < k; ++i) {
-          uint16_t bits;
-          std::memcpy(&bits, p.data + (from + i) * 2, 2);
-          out[i * 16] |= static_cast<uint32_t>(bits) << shift;
+          out[i * 16] |= static_cast<uint32_t>(bf16_at(p, from + i)) << shift;
         }
       } else {
         to_float32(p, from, k, row.data());

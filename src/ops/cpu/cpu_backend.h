@@ -61,6 +61,8 @@ class CpuBackend final : public Backend {
   void delta_commit(const DeltaCommitArgs& args) override;
   void finish_logits(const FinishLogitsArgs& args) override;
   void top_k_log_probs(const TopKArgs& args) override;
+  void best_two(const BestTwoArgs& args) override;
+  bool in_host_memory() const override { return true; }
 
  private:
   struct Attend;  // the shared core of attention and draft_attention

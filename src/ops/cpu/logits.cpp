@@ -79,4 +79,21 @@ void CpuBackend::top_k_log_probs(const TopKArgs& args) {
   *args.bad_row = or_none(bad.load());
 }
 
+void CpuBackend::best_two(const BestTwoArgs& args) {
+  pool_.parallel_for(args.logits.rows, grain(args.real_vocab), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* x = args.logits.f32(r);
+      Candidate best{-std::numeric_limits<float>::infinity(), kNone}, second = best;
+      for (int64_t i = 0; i < args.real_vocab; ++i) {
+        const Candidate c{x[i], static_cast<int32_t>(i)};
+        if (better(c, best)) second = best, best = c;
+        else if (better(c, second)) second = c;
+      }
+      args.token[r] = best.id == kNone ? 0 : best.id;
+      args.margin[r] = best.logit - second.logit;
+      args.bad[r] = kernels_.finite(args.real_vocab, x) ? 0 : 1;
+    }
+  });
+}
+
 }  // namespace ddtree::ops::cpu

@@ -140,7 +140,10 @@ Result<const Weight*> CudaBackend::pack_weight(std::span<const TensorView> parts
   auto* to = static_cast<std::byte*>(w->data);
   for (const TensorView& p : parts) {
     cudaError_t e;
-    if (bf16) {
+    if (bf16 && p.fill.seed != 0) {
+      e = kernels::fill(stream_, to, p.elements(), p.fill.seed, p.fill.centre, p.fill.spread);
+      to += p.bytes;
+    } else if (bf16) {
       e = cudaMemcpyAsync(to, p.data, p.bytes, cudaMemcpyHostToDevice, stream_);
       to += p.bytes;
     } else {
@@ -275,6 +278,10 @@ const void* CudaBackend::stage_bytes(Lane lane, const void* data, int64_t bytes)
 }
 
 void CudaBackend::flush() {
+  if (timing_ && op_begin_ == nullptr) {
+    cudaEventCreate(&op_begin_);
+    cudaEventRecord(op_begin_, stream_);
+  }
   for (StagingLane& l : lanes_)
     if (l.used > l.flushed) {
       check(cudaMemcpyAsync(l.device + l.flushed, l.host + l.flushed, static_cast<size_t>(l.used - l.flushed), cudaMemcpyHostToDevice,
@@ -285,18 +292,50 @@ void CudaBackend::flush() {
 }
 
 void CudaBackend::check(cudaError_t error, const char* op) {
+  if (timing_ && op_begin_ != nullptr) {
+    OpEvents e{op, op_begin_, nullptr};
+    cudaEventCreate(&e.end);
+    cudaEventRecord(e.end, stream_);
+    op_events_.push_back(e);
+    op_begin_ = nullptr;
+  }
   if (error != cudaSuccess && error_.ok())
     error_ = Status(Code::kEngineFault, fmt::format("CUDA op {}: {}", op, cudaGetErrorString(error)));
 }
 
 void CudaBackend::later(void* host, const void* device, int64_t bytes) {
+  later([host](const std::byte* from, int64_t n) { std::memcpy(host, from, static_cast<size_t>(n)); }, device, bytes);
+}
+
+void CudaBackend::later(std::function<void(const std::byte*, int64_t)> take, const void* device, int64_t bytes) {
   if (results_used_ + bytes > results_size_) {
     check(cudaErrorInvalidValue, "results (too many for one pass)");
     return;
   }
   check(cudaMemcpyAsync(results_ + results_used_, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_), "results");
-  pending_.push_back({host, results_used_, bytes});
+  pending_.push_back({std::move(take), results_used_, bytes});
   results_used_ += round_up(bytes, 16);
+}
+
+std::byte* CudaBackend::take_results(int64_t bytes) {
+  if (small_used_ + bytes > kResultBytes) {
+    check(cudaErrorInvalidValue, "results (too many for one pass)");
+    return nullptr;
+  }
+  std::byte* out = small_ + small_used_;
+  small_used_ += round_up(bytes, 256);
+  return out;
+}
+
+bool CudaBackend::work_fits(int64_t bytes) {
+  if (bytes <= work_size_) return true;
+  Result<void*> p = allocate(bytes, "workspace of the logits ops");
+  if (!p.ok()) {
+    if (error_.ok()) error_ = p.status();
+    return false;
+  }
+  work_ = static_cast<std::byte*>(*p), work_size_ = bytes;
+  return true;
 }
 
 void CudaBackend::upload(std::span<const float> values, const Tensor& to) {
@@ -316,7 +355,7 @@ void CudaBackend::upload(std::span<const float> values, const Tensor& to) {
 
 Status CudaBackend::finish() {
   check(cudaStreamSynchronize(stream_), "finish");
-  for (const Pending& p : pending_) std::memcpy(p.host, results_ + p.offset, static_cast<size_t>(p.bytes));
+  for (const Pending& p : pending_) p.take(results_ + p.offset, p.bytes);
   pending_.clear();
   results_used_ = small_used_ = 0;
   return std::exchange(error_, Status());

@@ -1,6 +1,7 @@
 // The CUDA backend: BF16 weights and activations, float32 residual, states and accumulation, one stream.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -62,6 +63,11 @@ class CudaBackend final : public Backend {
   void delta_commit(const DeltaCommitArgs& args) override;
   void finish_logits(const FinishLogitsArgs& args) override;
   void top_k_log_probs(const TopKArgs& args) override;
+  void best_two(const BestTwoArgs& args) override;
+  bool in_host_memory() const override { return false; }
+  void time_ops(bool on) override;
+  std::vector<OpTime> op_times() override;
+  Result<DeviceRates> measure_rates() override;
 
  private:
   explicit CudaBackend(const CudaOptions& options, DeviceInfo device);
@@ -73,8 +79,11 @@ class CudaBackend final : public Backend {
   T* keep(A&&... a);
   void flush();                                   // uploads what was staged since the last flush
   void check(cudaError_t error, const char* op);  // remembers the first error until finish()
-  // A host array filled from device memory at finish().
+  // A host array filled from device memory at finish(), or a function that is given the bytes then.
   void later(void* host, const void* device, int64_t bytes);
+  void later(std::function<void(const std::byte*, int64_t)> take, const void* device, int64_t bytes);
+  std::byte* take_results(int64_t bytes);  // device memory of an op's results until finish(); null (and an error) where they are too many
+  bool work_fits(int64_t bytes);           // makes work_ at least so large at set-up's expense; an error and false where memory ends
   Result<Tensor> constant_of(const float* values, int64_t rows, int64_t cols);
   const CUtensorMap* row_map(const Tensor& x, int bucket);
 
@@ -83,8 +92,12 @@ class CudaBackend final : public Backend {
     int64_t used = 0, flushed = 0;
   };
   struct Pending {
-    void* host;
+    std::function<void(const std::byte*, int64_t)> take;
     int64_t offset, bytes;
+  };
+  struct OpEvents {
+    const char* op;
+    cudaEvent_t begin, end;
   };
 
   CudaOptions options_;
@@ -106,6 +119,11 @@ class CudaBackend final : public Backend {
   std::byte* small_ = nullptr;  // device results of logits ops
   int64_t small_used_ = 0;
   kernels::AttentionWork attention_work_;
+  std::byte* work_ = nullptr;  // partial results of logits ops
+  int64_t work_size_ = 0;
+  bool timing_ = false;
+  cudaEvent_t op_begin_ = nullptr;
+  std::vector<OpEvents> op_events_;
   struct MapKey {
     const void* data;
     int64_t cols, stride;

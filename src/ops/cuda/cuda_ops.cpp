@@ -113,8 +113,8 @@ void CudaBackend::delta_commit(const DeltaCommitArgs& a) {
 
 void CudaBackend::finish_logits(const FinishLogitsArgs& a) {
   flush();
-  auto* bad = reinterpret_cast<int32_t*>(small_ + small_used_);
-  small_used_ += 256;
+  auto* bad = reinterpret_cast<int32_t*>(take_results(sizeof(int32_t)));
+  if (!bad) return;
   check(cudaMemsetAsync(bad, 0xFF, sizeof(int32_t), stream_), "finish_logits");
   check(kernels::finish_logits(stream_, a.logits, a.real_vocab, bad), "finish_logits");
   later(a.bad_row, bad, sizeof(int32_t));
@@ -123,15 +123,54 @@ void CudaBackend::finish_logits(const FinishLogitsArgs& a) {
 void CudaBackend::top_k_log_probs(const TopKArgs& a) {
   flush();
   const int64_t values = a.logits.rows * a.top_k;
-  auto* bad = reinterpret_cast<int32_t*>(small_ + small_used_);
-  auto* token = reinterpret_cast<int32_t*>(small_ + small_used_ + 256);
+  std::byte* results = take_results(256 + values * 8 + a.logits.rows * 4);
+  if (!results) return;
+  auto* bad = reinterpret_cast<int32_t*>(results);
+  auto* row_bad = reinterpret_cast<int32_t*>(results + 256);
+  auto* token = row_bad + a.logits.rows;
   auto* log_prob = reinterpret_cast<float*>(token + values);
-  small_used_ += (256 + values * 8 + 255) / 256 * 256;
-  check(cudaMemsetAsync(bad, 0xFF, sizeof(int32_t), stream_), "top_k_log_probs");
-  check(kernels::top_k_log_probs(stream_, a.logits, a.real_vocab, a.top_k, token, log_prob, bad), "top_k_log_probs");
-  later(a.bad_row, bad, sizeof(int32_t));
+  check(cudaMemsetAsync(results, 0, static_cast<size_t>(256 + a.logits.rows * 4), stream_), "top_k_log_probs");
+  const cudaError_t fast = work_fits(kernels::top_k_work_bytes(a.logits.rows, a.real_vocab, a.top_k))
+                               ? kernels::best_of_rows(stream_, a.logits, a.real_vocab, a.top_k, true, work_, token, log_prob, row_bad)
+                               : cudaErrorNotSupported;
+  if (fast == cudaErrorNotSupported) {
+    check(cudaMemsetAsync(bad, 0xFF, sizeof(int32_t), stream_), "top_k_log_probs");
+    check(kernels::top_k_log_probs(stream_, a.logits, a.real_vocab, a.top_k, token, log_prob, bad), "top_k_log_probs");
+    later(a.bad_row, bad, sizeof(int32_t));
+  } else {
+    check(fast, "top_k_log_probs");
+    later(
+        [to = a.bad_row](const std::byte* from, int64_t bytes) {
+          const auto* flag = reinterpret_cast<const int32_t*>(from);
+          *to = -1;
+          for (int64_t r = bytes / 4 - 1; r >= 0; --r)
+            if (flag[r]) *to = static_cast<int32_t>(r);
+        },
+        row_bad, a.logits.rows * 4);
+  }
   later(a.token, token, values * 4);
   later(a.log_prob, log_prob, values * 4);
+}
+
+void CudaBackend::best_two(const BestTwoArgs& a) {
+  flush();
+  const int64_t rows = a.logits.rows;
+  std::byte* results = take_results(rows * 20);
+  if (!results) return;
+  auto* bad = reinterpret_cast<int32_t*>(results);
+  auto* token = bad + rows;
+  auto* score = reinterpret_cast<float*>(token + 2 * rows);
+  check(cudaMemsetAsync(bad, 0, static_cast<size_t>(rows) * 4, stream_), "best_two");
+  if (!work_fits(kernels::top_k_work_bytes(rows, a.real_vocab, 2))) return;
+  check(kernels::best_of_rows(stream_, a.logits, a.real_vocab, 2, false, work_, token, score, bad), "best_two");
+  later(
+      [a, rows](const std::byte* from, int64_t) {
+        const auto* flag = reinterpret_cast<const int32_t*>(from);
+        const int32_t* id = flag + rows;
+        const auto* value = reinterpret_cast<const float*>(id + 2 * rows);
+        for (int64_t r = 0; r < rows; ++r) a.bad[r] = flag[r] != 0, a.token[r] = id[2 * r], a.margin[r] = value[2 * r] - value[2 * r + 1];
+      },
+      results, rows * 20);
 }
 
 }  // namespace ddtree::ops::cuda

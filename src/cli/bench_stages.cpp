@@ -1,0 +1,316 @@
+// The stages of a round, timed through the Executor alone: no scheduler, no text. Reading bandwidth is measured in the same run, and every
+// figure stands beside the bytes it must read.
+#include "cli/bench_stages.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "model/describe.h"
+#include "model/pair.h"
+#include "nn/cpu_executor.h"
+#include "nn/cuda_executor.h"
+
+namespace ddtree::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Json = nlohmann::ordered_json;
+
+double ms_since(Clock::time_point begin) { return std::chrono::duration<double, std::milli>(Clock::now() - begin).count(); }
+size_t at(int32_t i) { return static_cast<size_t>(i); }
+
+// Bytes of weights that a pass of the target reads whatever its rows: all but the embedding's table (of which it reads a row a token).
+double target_bytes(const LoadedPair& pair) {
+  double bytes = 0;
+  for (const auto& [name, t] : pair.checkpoint->tensors())
+    if (!name.starts_with("mtp.") && name.find("embed_tokens") == std::string::npos) bytes += static_cast<double>(t.bytes);
+  if (pair.tensors.tied_head) bytes += static_cast<double>(pair.tensors.embed.bytes);
+  return bytes;
+}
+// Of a draft: the drafter's own and the target's head.
+double draft_bytes(const LoadedPair& pair) {
+  return pair.drafter ? static_cast<double>(pair.drafter->checkpoint->bytes() + pair.tensors.lm_head.bytes) : 0;
+}
+
+class Stage {
+ public:
+  Stage(Executor& executor, int32_t context, int32_t batch, int32_t repeat)
+      : executor_(executor), context_(context), batch_(batch), repeat_(repeat) {
+    const int32_t page = executor.options().page_size, each = executor.options().pages / batch;
+    pages_.resize(at(batch));
+    for (int32_t b = 0; b < batch; ++b)
+      for (int32_t i = 0; i < std::min(each, (context + 600 + page - 1) / page); ++i) pages_[at(b)].push_back(b * each + i);
+    for (int32_t b = 0; b < batch; ++b) executor.reset_slot(b);
+  }
+
+  // Runs the prompts, in chunks as a server would. Milliseconds of all.
+  Result<double> prefill(int32_t chunk) {
+    const auto begin = Clock::now();
+    for (int32_t b = 0; b < batch_; ++b)
+      for (int32_t from = 0; from < context_; from += chunk) {
+        const int32_t rows = std::min(chunk, context_ - from);
+        Forest forest;
+        add_chain(&forest, b, rows, from, true, false);
+        DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output_));
+        DDTREE_RETURN_IF_ERROR(executor_.commit(forest, keep_all(forest)));
+      }
+    DDTREE_RETURN_IF_ERROR(settle());
+    return ms_since(begin);
+  }
+
+  // One row a sequence, certain, as plain decoding runs it: always at the same position.
+  Result<double> plain_step() {
+    return median([&]() -> Status {
+      Forest forest;
+      for (int32_t b = 0; b < batch_; ++b) add_chain(&forest, b, 1, context_, true, true);
+      DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output_));
+      auto kept = keep_all(forest);
+      for (Accepted& a : kept) a.feed_drafter = false;
+      return executor_.commit(forest, kept);
+    });
+  }
+
+  Result<double> draft(int32_t top_k) {
+    std::vector<DraftQuery> queries;
+    for (int32_t b = 0; b < batch_; ++b) queries.push_back({b, pages_[at(b)], context_, token(b, context_)});
+    DraftOutput drafts;
+    return median([&] { return executor_.draft(queries, top_k, &drafts); });
+  }
+
+  Result<double> verify(int32_t rows) {
+    const Forest forest = trees(rows);
+    return median([&] { return executor_.forward(forest, &output_); });
+  }
+
+  // Draft, verification and commit of a path of up to five rows, back to back: what a round costs beside the scheduler's own work.
+  Result<double> round(int32_t rows, int32_t top_k) {
+    std::vector<DraftQuery> queries;
+    for (int32_t b = 0; b < batch_; ++b) queries.push_back({b, pages_[at(b)], context_, token(b, context_)});
+    DraftOutput drafts;
+    const Forest forest = trees(rows);
+    const std::vector<Accepted> kept = paths(forest, 5);
+    auto ms = median([&]() -> Status {
+      if (executor_.drafter()) DDTREE_RETURN_IF_ERROR(executor_.draft(queries, top_k, &drafts));
+      DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output_));
+      return executor_.commit(forest, kept);
+    });
+    DDTREE_RETURN_IF_ERROR(settle());
+    return ms;
+  }
+
+  Result<std::vector<ops::OpTime>> op_times(int32_t rows) {
+    const Forest forest = trees(rows);
+    DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output_));
+    executor_.time_ops(true);
+    DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output_));
+    DDTREE_RETURN_IF_ERROR(executor_.commit(forest, paths(forest, 5)));
+    auto times = executor_.op_times();
+    executor_.time_ops(false);
+    return times;
+  }
+
+ private:
+  int32_t token(int32_t b, int32_t i) const { return (b * 1013 + i * 31 + 7) % executor_.real_vocab(); }
+
+  void add_chain(Forest* f, int32_t b, int32_t rows, int32_t from, bool certain, bool logits) const {
+    const auto first = static_cast<int32_t>(f->token.size());
+    for (int32_t i = 0; i < rows; ++i) {
+      f->token.push_back(token(b, from + i));
+      f->position.push_back(from + i);
+      f->parent.push_back(i > 0 ? first + i - 1 : -1);
+      f->wants_logits.push_back(logits ? 1 : 0);
+    }
+    f->segments.push_back({first, rows, certain, b, pages_[at(b)], from});
+  }
+
+  // Random trees as best-first growth makes them: a node's parent is one of the last few, so that depth grows with the logarithm.
+  Forest trees(int32_t rows) const {
+    Forest f;
+    std::mt19937 random(7);
+    for (int32_t b = 0; b < batch_; ++b) {
+      const auto first = static_cast<int32_t>(f.token.size());
+      for (int32_t i = 0; i < rows; ++i) {
+        const int32_t parent = i == 0 ? -1 : i <= 8 ? first + i - 1 : first + static_cast<int32_t>(random() % static_cast<uint32_t>(i));
+        f.parent.push_back(parent);
+        f.position.push_back(parent < 0 ? context_ : f.position[at(parent)] + 1);
+        f.token.push_back(token(b, context_ + i));
+        f.wants_logits.push_back(1);
+      }
+      f.segments.push_back({first, rows, false, b, pages_[at(b)], context_});
+    }
+    return f;
+  }
+
+  std::vector<Accepted> keep_all(const Forest& f) const {
+    std::vector<Accepted> out;
+    for (size_t s = 0; s < f.segments.size(); ++s) {
+      Accepted a;
+      a.segment = static_cast<int32_t>(s);
+      for (int32_t i = 0; i < f.segments[s].row_count; ++i) {
+        const int32_t row = f.segments[s].first_row + i;
+        a.rows.push_back(row);
+        a.next.push_back(token(f.segments[s].slot, f.position[at(row)] + 1));
+      }
+      a.feed_drafter = executor_.drafter() != nullptr;
+      out.push_back(std::move(a));
+    }
+    return out;
+  }
+
+  std::vector<Accepted> paths(const Forest& f, int32_t length) const {
+    std::vector<Accepted> out;
+    for (size_t s = 0; s < f.segments.size(); ++s) {
+      Accepted a;
+      a.segment = static_cast<int32_t>(s);
+      for (int32_t i = 0; i < std::min(length, f.segments[s].row_count); ++i) {  // the first rows are a chain
+        a.rows.push_back(f.segments[s].first_row + i);
+        a.next.push_back(token(f.segments[s].slot, context_ + i + 1));
+      }
+      a.feed_drafter = executor_.drafter() != nullptr;
+      out.push_back(std::move(a));
+    }
+    return out;
+  }
+
+  // Waits for what commit() enqueued.
+  Status settle() {
+    Forest forest;
+    add_chain(&forest, 0, 1, context_, false, true);
+    return executor_.forward(forest, &output_);
+  }
+
+  template <class F>
+  Result<double> median(F&& body) {
+    std::vector<double> times;
+    for (int32_t i = 0; i <= repeat_; ++i) {
+      const auto begin = Clock::now();
+      const Status status = body();
+      if (!status.ok()) return status;
+      if (i > 0) times.push_back(ms_since(begin));
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+  Executor& executor_;
+  int32_t context_, batch_, repeat_;
+  std::vector<std::vector<int32_t>> pages_;
+  PassOutput output_;
+};
+
+}  // namespace
+
+Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* json) {
+  const std::string path = service.model_path.empty() ? std::string(kEmbeddedPair) : service.model_path;
+  auto pair = service.model_config.empty()
+                  ? load_pair(path, service.draft_path.empty() ? std::nullopt : std::optional<std::string>(service.draft_path))
+                  : load_dummy_pair(service.model_config, service.draft_config, path);
+  if (!pair) return pair.status();
+  const int32_t longest = *std::max_element(o.contexts.begin(), o.contexts.end()),
+                widest = *std::max_element(o.batches.begin(), o.batches.end()), most = *std::max_element(o.rows.begin(), o.rows.end());
+  constexpr int32_t kChunk = 512;
+  ExecutorOptions options;
+  options.page_size = service.page_size;
+  options.slots = widest;
+  options.pages = widest * ((longest + 600 + options.page_size - 1) / options.page_size);
+  options.max_rows = std::max(kChunk, widest * most);
+  options.max_logit_rows = widest * most;
+  options.threads = service.threads;
+  const auto load_begin = Clock::now();
+  auto made = service.cuda_device < 0 ? make_cpu_executor(*pair, options) : make_cuda_executor(*pair, options, service.cuda_device);
+  if (!made) return made.status();
+  Executor& executor = **made;
+  const double load_ms = ms_since(load_begin), weights = target_bytes(*pair), drafts = draft_bytes(*pair);
+
+  double bandwidth = 0;
+  if (service.cuda_device >= 0) {
+    auto rates = executor.measure_rates();
+    if (!rates) return rates.status();
+    bandwidth = rates->read_bytes_per_second;
+  }
+  const auto floor_ms = [&](double bytes) { return bandwidth > 0 ? bytes / bandwidth * 1e3 : 0; };
+  const auto ratio = [&](double ms, double bytes) {
+    return bandwidth > 0 ? fmt::format("{:.2f}", ms / floor_ms(bytes)) : std::string("-");
+  };
+  const std::string what = describe(*pair);
+  if (json) {
+    *json = {{"model", pair->name},
+             {"description", what},
+             {"target_bytes", weights},
+             {"draft_bytes", drafts},
+             {"read_bytes_per_second", bandwidth},
+             {"load_ms", load_ms},
+             {"stages", Json::array()}};
+  } else {
+    fmt::print("{}: {}\nloaded in {:.1f} s; a pass reads {:.2f} GB, a draft {:.2f} GB", pair->location, what, load_ms / 1e3, weights / 1e9,
+               drafts / 1e9);
+    if (bandwidth > 0)
+      fmt::print("; reading at {:.0f} GB/s: {:.2f} ms and {:.2f} ms at the least", bandwidth / 1e9, floor_ms(weights), floor_ms(drafts));
+    fmt::print("\n");
+  }
+  const int32_t top_k = service.engine.top_k;
+  for (int32_t context : o.contexts)
+    for (int32_t batch : o.batches) {
+      Stage stage(executor, context, batch, o.repeat);
+      if (isatty(STDERR_FILENO)) fmt::print(stderr, "\r\033[Kcontext {}, batch {}", context, batch), std::fflush(stderr);
+      auto prefill = stage.prefill(kChunk);
+      if (!prefill) return prefill.status();
+      auto plain = stage.plain_step();
+      if (!plain) return plain.status();
+      double draft = 0;
+      if (executor.drafter()) {
+        auto ms = stage.draft(top_k);
+        if (!ms) return ms.status();
+        draft = *ms;
+      }
+      if (isatty(STDERR_FILENO)) fmt::print(stderr, "\r\033[K");
+      Json list = Json::array();
+      if (!json)
+        fmt::print(
+            "\ncontext {}, batch {}: prefill {:.0f} tok/s\n  {:<10} {:>9} {:>9} {:>9}\n  {:<10} {:>9.2f} {:>9}\n  {:<10} {:>9.2f} {:>9}\n",
+            context, batch, 1e3 * context * batch / *prefill, "", "ms", "/ floor", "round ms", "plain step", *plain, ratio(*plain, weights),
+            "draft", draft, draft > 0 ? ratio(draft, drafts) : "-");
+      for (int32_t rows : o.rows) {
+        auto verify = stage.verify(rows);
+        if (!verify) return verify.status();
+        auto round = stage.round(rows, top_k);
+        if (!round) return round.status();
+        if (!json)
+          fmt::print("  {:<10} {:>9.2f} {:>9} {:>9.2f} {:>9}\n", fmt::format("{} rows", rows), *verify, ratio(*verify, weights), *round,
+                     ratio(*round, weights + drafts));
+        list.push_back({{"rows", rows}, {"verify_ms", *verify}, {"round_ms", *round}});
+      }
+      Json timed = Json::array();
+      if (o.ops)
+        for (int32_t rows : {o.rows.front(), o.rows[o.rows.size() / 2], o.rows.back()}) {
+          auto times = stage.op_times(rows);
+          if (!times) return times.status();
+          if (times->empty()) break;  // this backend times no ops
+          double sum = 0;
+          for (const auto& t : *times) sum += t.ms;
+          if (!json) fmt::print("  ops of a pass of {} rows and its commit, each by itself: {:.2f} ms\n", rows, sum);
+          for (const auto& t : *times) {
+            if (!json)
+              fmt::print("    {:<22} {:>5} × {:>8.1f} µs = {:>8.3f} ms\n", t.op, t.calls, t.ms * 1e3 / static_cast<double>(t.calls), t.ms);
+            timed.push_back({{"rows", rows}, {"op", t.op}, {"calls", t.calls}, {"ms", t.ms}});
+          }
+        }
+      if (json)
+        (*json)["stages"].push_back({{"context", context},
+                                     {"batch", batch},
+                                     {"prefill_tokens_per_second", 1e3 * context * batch / *prefill},
+                                     {"plain_ms", *plain},
+                                     {"draft_ms", draft},
+                                     {"trees", std::move(list)},
+                                     {"ops", std::move(timed)}});
+    }
+  return {};
+}
+
+}  // namespace ddtree::cli

@@ -1,0 +1,68 @@
+// What the card can do and what ops take: measured, never looked up.
+#include <cuda_runtime_api.h>
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+
+#include "ops/cuda/cuda_backend.h"
+
+namespace ddtree::ops::cuda {
+
+void CudaBackend::time_ops(bool on) {
+  check(cudaStreamSynchronize(stream_), "time_ops");
+  timing_ = on;
+}
+
+std::vector<OpTime> CudaBackend::op_times() {
+  check(cudaStreamSynchronize(stream_), "op_times");
+  std::map<std::string, OpTime> sums;
+  for (const OpEvents& e : op_events_) {
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, e.begin, e.end), "op_times");
+    OpTime& sum = sums[e.op];
+    sum.op = e.op, ++sum.calls, sum.ms += ms;
+    cudaEventDestroy(e.begin), cudaEventDestroy(e.end);
+  }
+  op_events_.clear();
+  std::vector<OpTime> out;
+  for (auto& [op, sum] : sums) out.push_back(sum);
+  std::sort(out.begin(), out.end(), [](const OpTime& a, const OpTime& b) { return a.ms > b.ms; });
+  return out;
+}
+
+Result<DeviceRates> CudaBackend::measure_rates() {
+  // As much as is free, up to 8 GB: several times any cache.
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
+  const int64_t bytes = std::min<int64_t>(int64_t{8} << 30, static_cast<int64_t>(free) - (int64_t{256} << 20)) / (1 << 20) * (1 << 20);
+  if (bytes < (int64_t{256} << 20))
+    return Status(Code::kDoesNotFit, fmt::format("measuring the read bandwidth: {} MiB are free, 512 are needed", free >> 20));
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, static_cast<size_t>(bytes)) != cudaSuccess) {
+    cudaGetLastError();
+    return Status(Code::kDoesNotFit, fmt::format("measuring the read bandwidth: {} MiB of device memory refused", bytes >> 20));
+  }
+  check(kernels::fill(stream_, memory, bytes / 2, 7, 0.0f, 1.0f), "measure_rates");
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin), cudaEventCreate(&end);
+  std::vector<float> times;
+  for (int i = 0; i < 12; ++i) {
+    cudaEventRecord(begin, stream_);
+    check(kernels::read_all(stream_, memory, bytes, small_, device_.multiprocessors), "measure_rates");
+    cudaEventRecord(end, stream_);
+    check(cudaStreamSynchronize(stream_), "measure_rates");
+    float ms = 0;
+    cudaEventElapsedTime(&ms, begin, end);
+    if (i > 1) times.push_back(ms);
+  }
+  cudaEventDestroy(begin), cudaEventDestroy(end);
+  cudaFree(memory);
+  if (!error_.ok()) return std::exchange(error_, Status());
+  std::sort(times.begin(), times.end());
+  DeviceRates rates;
+  rates.read_bytes_per_second = static_cast<double>(bytes) / (times[times.size() / 2] * 1e-3);
+  return rates;
+}
+
+}  // namespace ddtree::ops::cuda
