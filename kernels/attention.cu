@@ -1,10 +1,11 @@
 // attention_prepare, attention, draft_attention, draft_context, kv_commit. Contract: ops/attention.h.
 //
-// The plain form of attention: a block takes one row and one kv head with all the query heads that read it, and a part of the context; a
-// second kernel joins the parts. One warp a key at a time, lanes over the head's dimensions. The row's path is one sequence of
-// positions: committed ones by page, then its ancestors in scratch.
+// The plain form of attention, for what attention_tiles.cu does not take: a block takes one row and one kv head with all the query heads
+// that read it, and a part of the context; a second kernel joins the parts. One warp a key at a time, lanes over the head's dimensions. The
+// row's path is one sequence of positions: committed ones by page, then its ancestors in scratch.
 #include <algorithm>
 
+#include "kernels/attention.cuh"
 #include "kernels/common.cuh"
 #include "kernels/kernels.h"
 
@@ -80,17 +81,7 @@ __global__ void __launch_bounds__(256) prepare_kernel(Prepare a) {
 
 constexpr int kWarps = 8, kGroup = 8;  // query heads a block at most; larger ratios take several blocks
 
-struct Attention {
-  const ops::ForestSegment* segment;
-  const int32_t *segment_of, *position, *parent, *pages, *row;
-  const bf16 *q, *scratch_k, *scratch_v, *pool_k, *pool_v, *gate;
-  int64_t q_stride, gate_stride, o_stride;
-  bf16* o;
-  float* partial;
-  int heads, kv_heads, dim, page_size, group, groups, splits, window;
-  bool bidirectional;
-  float scale;
-};
+using Attention = AttentionArgsDevice;
 
 // Lanes hold dim / 32 dimensions of each query head of the group: dimension lane · per + i.
 template <int kPer>
@@ -291,6 +282,7 @@ cudaError_t attention(cudaStream_t stream, const AttentionCall& c, const Attenti
               c.o.stride,
               as_bf16_out(c.o),
               work.partial,
+              f.segments,
               c.heads,
               kv_heads,
               dim,
@@ -301,6 +293,10 @@ cudaError_t attention(cudaStream_t stream, const AttentionCall& c, const Attenti
               static_cast<int>(c.window),
               c.bidirectional,
               1.0f / sqrtf(static_cast<float>(dim))};
+  if (!c.row) {
+    const cudaError_t tiles = attention_tiles(stream, a, f, work.capacity, work.multiprocessors, work.shared_limit);
+    if (tiles != cudaErrorNotSupported) return tiles;
+  }
   // Parts of at least 128 keys, as many as fill the card and fit the workspace.
   const int64_t longest = c.window > 0 ? std::min<int64_t>(c.window, f.max_position) : f.max_position;
   const int64_t blocks = static_cast<int64_t>(c.count) * kv_heads * a.groups;
@@ -323,7 +319,11 @@ cudaError_t attention(cudaStream_t stream, const AttentionCall& c, const Attenti
     default: return cudaErrorInvalidValue;
   }
   if (e != cudaSuccess || a.splits == 1) return e;
-  return launch(attention_join_kernel, dim3(c.count, c.heads), dim3(128), 0, stream, a);
+  return attention_join(stream, a, c.count);
+}
+
+cudaError_t attention_join(cudaStream_t stream, const AttentionArgsDevice& a, int rows) {
+  return launch(attention_join_kernel, dim3(rows, a.heads), dim3(128), 0, stream, a);
 }
 
 cudaError_t draft_context(cudaStream_t stream, const ops::DraftContextArgs& a, const Rope& rope, const KvStorage& pool) {

@@ -55,6 +55,8 @@ cudaError_t attention_prepare(cudaStream_t stream, const ops::AttentionPrepareAr
 struct AttentionWork {       // partial results of context splits
   float* partial = nullptr;  // [rows · heads · splits, head_dim + 2]
   int64_t capacity = 0;      // floats
+  int multiprocessors = 1;
+  size_t shared_limit = 0;  // bytes a block may use
 };
 // Both attentions: `gate` null for drafters; window 0: unbounded; bidirectional: all rows of the segment are visible.
 struct AttentionCall {
@@ -86,13 +88,10 @@ struct TraceStorage {              // a DeltaTrace
   int rows = 0;
 };
 struct DeltaWork {
-  float* q = nullptr;         // [rows, key_heads, key_dim] normed and scaled
-  float* dots = nullptr;      // [rows, key_heads, kDeltaPath, 2]: k_j·k_i, k_j·q_i for the t-th row of i's path
-  int32_t* path = nullptr;    // [rows, kDeltaPath] rows of i's path in its window, root first, itself last
-  int32_t* length = nullptr;  // [rows]
+  float* q = nullptr;     // [rows, key_heads, key_dim] normed and scaled
+  float* dots = nullptr;  // [rows, key_heads, kDeltaPath, 2]: k_j·k_i, k_j·q_i for the j-th row of i's window
 };
-inline constexpr int kDeltaPath = 256;  // longest tentative path; certain rows: ops::kDeltaChunk
-cudaError_t delta_paths(cudaStream_t stream, const ops::Forest& forest, const DeltaWork& work);  // once a pass, before the rest
+inline constexpr int kDeltaPath = 320;  // most rows of a tentative segment; certain ones run by ops::kDeltaChunk
 cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace);
 cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const DeltaStorage& states, const TraceStorage& trace,
                        const DeltaWork& work);

@@ -130,7 +130,7 @@ __device__ __forceinline__ void take_best(float (&value)[kCount], int (&id)[kCou
 }
 
 __global__ void __launch_bounds__(kSliceThreads)
-    slice_kernel(const float* logits, int64_t stride, int64_t real, int top_k, Best* best, SliceResult* result) {
+    slice_kernel(const float* logits, int64_t stride, int64_t real, int top_k, bool log_probs, Best* best, SliceResult* result) {
   __shared__ Best shared[kSliceThreads / 32];
   __shared__ double sums[kSliceThreads / 32];
   pdl_begin();
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kSliceThreads)
     const bool inside = at < real;
     value[i] = inside ? row[at] : -INFINITY;
     id[i] = inside ? static_cast<int>(at) : INT32_MAX;
-    bad |= inside && !isfinite(value[i]);
+    bad |= inside && (log_probs ? !(value[i] < INFINITY) : !isfinite(value[i]));  // -inf has a probability: none
   }
   float top = -INFINITY;
 #pragma unroll
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kSliceThreads)
   top = block_best({top, 0}, shared).value;
   float part = 0;
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) part += id[i] == INT32_MAX ? 0.0f : __expf(value[i] - top);
+  for (int i = 0; i < kHeld; ++i) part += id[i] == INT32_MAX || top == -INFINITY ? 0.0f : __expf(value[i] - top);
   double sum = part;
 #pragma unroll
   for (int o = 16; o > 0; o >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, o);
@@ -193,10 +193,12 @@ __global__ void __launch_bounds__(kSliceThreads) join_kernel(const Best* best, c
   for (int s = 0; s < slices; ++s) top = fmaxf(top, result[row * slices + s].top), any_bad |= result[row * slices + s].bad;
   double log_sum = 0;
   if (log_probs) {
-    for (int s = 0; s < slices; ++s) log_sum += result[row * slices + s].sum * exp(static_cast<double>(result[row * slices + s].top) - top);
+    for (int s = 0; s < slices; ++s)
+      if (result[row * slices + s].sum > 0)
+        log_sum += result[row * slices + s].sum * exp(static_cast<double>(result[row * slices + s].top) - top);
     log_sum = log(log_sum);
   }
-  if (threadIdx.x == 0 && any_bad) bad[row] = 1;
+  if (threadIdx.x == 0 && (any_bad || (log_probs && !isfinite(top)))) bad[row] = 1;
   take_best(value, id, top_k, shared, [&](int k, Best b) {
     if (threadIdx.x != 0) return;
     token[row * top_k + k] = b.id == INT32_MAX ? 0 : b.id;
@@ -223,7 +225,7 @@ cudaError_t best_of_rows(cudaStream_t stream, const ops::Tensor& logits, int64_t
   auto* result = static_cast<SliceResult*>(work);
   auto* best = reinterpret_cast<Best*>(result + static_cast<int64_t>(rows) * slices);
   cudaError_t e = launch(slice_kernel, dim3(slices, rows), dim3(kSliceThreads), 0, stream, as_f32(logits), logits.stride, real_vocab, top_k,
-                         best, result);
+                         log_probs, best, result);
   if (e != cudaSuccess) return e;
   const auto join = [&]<int kPer>() {
     return launch(join_kernel<kPer>, dim3(rows), dim3(kSliceThreads), 0, stream, best, result, slices, top_k, log_probs, token, score, bad);

@@ -60,6 +60,85 @@ __global__ void __launch_bounds__(kNormThreads)
   for (int64_t i = threadIdx.x; i < hidden; i += kNormThreads) out[i] = from_float<bf16>(w[i] * (row[i] * scale));
 }
 
+// Rows in registers, four values a thread and step: the whole row is in flight at once, and each value is read once. kSteps · 4 · blockDim
+// values at most; hidden must be a multiple of 4 and all strides too.
+template <int kSteps, class X, bool kAdd>
+__global__ void __launch_bounds__(1024)
+    norm_vector_kernel(X* x, int64_t x_stride, const bf16* delta, int64_t d_stride, const float* w, float eps, int hidden, bf16* y,
+                       int64_t y_stride, bf16* tap, int64_t tap_stride) {
+  __shared__ float scratch[32];
+  const int quads = hidden / 4;
+  float4 weight[kSteps], value[kSteps];
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    const int i = s * blockDim.x + threadIdx.x;
+    if (i < quads) weight[s] = reinterpret_cast<const float4*>(w)[i];  // constant: may be read before the kernel before this one is done
+  }
+  pdl_begin();
+  X* row = x + blockIdx.x * x_stride;
+  float sum = 0;
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    const int i = s * blockDim.x + threadIdx.x;
+    if (i >= quads) continue;
+    float4 v;
+    if constexpr (sizeof(X) == 4) {
+      v = reinterpret_cast<const float4*>(row)[i];
+    } else {
+      const uint2 raw = reinterpret_cast<const uint2*>(row)[i];
+      const float2 a = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x)),
+                   b = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
+      v = {a.x, a.y, b.x, b.y};
+    }
+    if constexpr (kAdd) {
+      const uint2 raw = reinterpret_cast<const uint2*>(delta + blockIdx.x * d_stride)[i];
+      const float2 a = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.x)),
+                   b = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw.y));
+      v = {v.x + a.x, v.y + a.y, v.z + b.x, v.w + b.y};
+      reinterpret_cast<float4*>(row)[i] = v;
+      if (tap) {
+        __nv_bfloat162 out[2] = {__floats2bfloat162_rn(v.x, v.y), __floats2bfloat162_rn(v.z, v.w)};
+        reinterpret_cast<uint2*>(tap + blockIdx.x * tap_stride)[i] = *reinterpret_cast<uint2*>(out);
+      }
+    }
+    value[s] = v;
+    sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+  }
+  const float scale = rsqrtf(block_sum(sum, scratch) / static_cast<float>(hidden) + eps);
+#pragma unroll
+  for (int s = 0; s < kSteps; ++s) {
+    const int i = s * blockDim.x + threadIdx.x;
+    if (i >= quads) continue;
+    const float4 v = value[s], g = weight[s];
+    __nv_bfloat162 out[2] = {__floats2bfloat162_rn(g.x * (v.x * scale), g.y * (v.y * scale)),
+                             __floats2bfloat162_rn(g.z * (v.z * scale), g.w * (v.w * scale))};
+    reinterpret_cast<uint2*>(y + blockIdx.x * y_stride)[i] = *reinterpret_cast<uint2*>(out);
+  }
+}
+
+// Threads of a row of `hidden` values in one, two or four steps; 0: not in this form.
+int vector_threads(int64_t hidden, int steps) {
+  const int64_t threads = ((hidden / 4 + steps - 1) / steps + 31) / 32 * 32;
+  return hidden % 4 == 0 && threads <= 1024 ? static_cast<int>(threads) : 0;
+}
+bool quad(const void* p, int64_t stride, int64_t bytes) { return reinterpret_cast<uintptr_t>(p) % (4 * bytes) == 0 && stride % 4 == 0; }
+
+template <class X, bool kAdd>
+cudaError_t norm_vector(cudaStream_t stream, X* x, int64_t x_stride, const bf16* delta, int64_t d_stride, const float* w, float eps,
+                        int64_t hidden, int rows, bf16* y, int64_t y_stride, bf16* tap, int64_t tap_stride) {
+  if (!quad(x, x_stride, sizeof(X)) || !quad(w, 0, 4) || !quad(y, y_stride, 2) || (kAdd && !quad(delta, d_stride, 2)) ||
+      (tap && !quad(tap, tap_stride, 2)))
+    return cudaErrorNotSupported;
+  const auto run = [&]<int kSteps>(int threads) {
+    return launch(norm_vector_kernel<kSteps, X, kAdd>, dim3(rows), dim3(threads), 0, stream, x, x_stride, delta, d_stride, w, eps,
+                  static_cast<int>(hidden), y, y_stride, tap, tap_stride);
+  };
+  if (const int t = vector_threads(hidden, 1); t > 0 && t <= 512) return run.template operator()<1>(t);
+  if (const int t = vector_threads(hidden, 2); t > 0) return run.template operator()<2>(t);
+  if (const int t = vector_threads(hidden, 8); t > 0) return run.template operator()<8>(t);
+  return cudaErrorNotSupported;
+}
+
 // One warp a (row, head).
 __global__ void gated_rms_norm_kernel(const bf16* o, int64_t o_stride, const bf16* z, int64_t z_stride, const float* w, int heads, int dim,
                                       float eps, bf16* y, int64_t y_stride, int rows) {
@@ -83,8 +162,9 @@ __global__ void silu_mul_kernel(const bf16* x, int64_t x_stride, int64_t width, 
   pdl_begin();
   const bf16* in = x + blockIdx.y * x_stride;
   bf16* out = y + blockIdx.y * y_stride;
-  for (int64_t i = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) * 2; i < width;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x * 2) {
+  const int64_t first = (blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x) * 2,
+                step = static_cast<int64_t>(gridDim.x) * blockDim.x * 2;
+  for (int64_t i = first; i < width; i += step) {
     const __nv_bfloat162 g = *reinterpret_cast<const __nv_bfloat162*>(in + i), u = *reinterpret_cast<const __nv_bfloat162*>(in + width + i);
     const float2 a = __bfloat1622float2(g), b = __bfloat1622float2(u);
     *reinterpret_cast<__nv_bfloat162*>(out + i) = __floats2bfloat162_rn(silu(a.x) * b.x, silu(a.y) * b.y);
@@ -115,6 +195,13 @@ cudaError_t copy_rows(cudaStream_t stream, const ops::CopyRowsArgs& a) {
 
 cudaError_t rms_norm(cudaStream_t stream, const ops::RmsNormArgs& a) {
   const dim3 grid(static_cast<unsigned>(a.x.rows)), block(kNormThreads);
+  const int rows = static_cast<int>(a.x.rows);
+  const cudaError_t fast = a.x.element == ops::Element::kFloat32
+                               ? norm_vector<float, false>(stream, as_f32(a.x), a.x.stride, nullptr, 0, as_f32(a.w), a.eps, a.x.cols, rows,
+                                                           as_bf16_out(a.y), a.y.stride, nullptr, 0)
+                               : norm_vector<bf16, false>(stream, as_bf16_out(a.x), a.x.stride, nullptr, 0, as_f32(a.w), a.eps, a.x.cols,
+                                                          rows, as_bf16_out(a.y), a.y.stride, nullptr, 0);
+  if (fast != cudaErrorNotSupported) return fast;
   if (a.x.element == ops::Element::kFloat32)
     return launch(rms_norm_kernel<float>, grid, block, 0, stream, as_f32(a.x), a.x.stride, as_f32(a.w), a.eps, a.x.cols, as_bf16_out(a.y),
                   a.y.stride);
@@ -123,6 +210,10 @@ cudaError_t rms_norm(cudaStream_t stream, const ops::RmsNormArgs& a) {
 }
 
 cudaError_t add_rms_norm(cudaStream_t stream, const ops::AddRmsNormArgs& a) {
+  const cudaError_t fast =
+      norm_vector<float, true>(stream, as_f32(a.x), a.x.stride, as_bf16(a.delta), a.delta.stride, as_f32(a.w), a.eps, a.x.cols,
+                               static_cast<int>(a.x.rows), as_bf16_out(a.y), a.y.stride, as_bf16_out(a.tap), a.tap.stride);
+  if (fast != cudaErrorNotSupported) return fast;
   return launch(add_rms_norm_kernel, dim3(static_cast<unsigned>(a.x.rows)), dim3(kNormThreads), 0, stream, as_f32(a.x), a.x.stride,
                 as_bf16(a.delta), a.delta.stride, as_f32(a.w), a.eps, a.x.cols, as_bf16_out(a.y), a.y.stride, as_bf16_out(a.tap),
                 a.tap.stride);

@@ -120,6 +120,13 @@ Status ForestArrays::stage(ops::Backend* backend, ops::Lane lane, ops::Forest* v
   view->rows = rows();
   view->segments = static_cast<int32_t>(segment_.size());
   view->max_position = max_position_;
+  view->max_segment_rows = view->max_tree_rows = 0;
+  view->any_certain = false;
+  for (const ops::ForestSegment& s : segment_) {
+    view->max_segment_rows = std::max(view->max_segment_rows, s.row_count);
+    if (s.certain) view->any_certain = true;
+    else view->max_tree_rows = std::max(view->max_tree_rows, s.row_count);
+  }
   view->segment = backend->stage<ops::ForestSegment>(lane, segment_);
   view->segment_of = backend->stage<int32_t>(lane, segment_of_);
   view->token = backend->stage<int32_t>(lane, token_);

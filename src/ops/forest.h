@@ -24,7 +24,11 @@ struct Forest {
   const int32_t* parent = nullptr;         // [rows] row, or -1: the segment's committed end
   const int32_t* place = nullptr;          // [rows] where the row's position lives in every KvPool
   const int32_t* pages = nullptr;          // page tables of all segments, one behind another
-  int32_t max_position = 0;                // largest position of any row (host value, for workspace)
+  // Host values, for choosing kernels and workspace.
+  int32_t max_position = 0;      // largest position of any row
+  int32_t max_segment_rows = 0;  // rows of the largest segment; 0: not known
+  int32_t max_tree_rows = 0;     // of the largest tentative one
+  bool any_certain = true;       // false: no segment is certain
 };
 
 // Root paths that a commit keeps.

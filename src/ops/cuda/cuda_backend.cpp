@@ -225,6 +225,7 @@ Result<KvScratch*> CudaBackend::make_kv_scratch(KvShape shape, int32_t rows) {
   DDTREE_RETURN_IF_ERROR(allocate(&scratch->all.v, scratch->all.layer_stride * shape.layers, "V scratch"));
   if (!attention_work_.partial) {
     attention_work_.capacity = 8 << 20;  // floats: 64 rows × 24 heads × 20 parts of 258
+    attention_work_.multiprocessors = device_.multiprocessors, attention_work_.shared_limit = shared_limit_;
     DDTREE_RETURN_IF_ERROR(allocate(&attention_work_.partial, attention_work_.capacity, "attention workspace"));
   }
   return static_cast<KvScratch*>(scratch);
@@ -256,8 +257,6 @@ Result<DeltaTrace*> CudaBackend::make_delta_trace(DeltaShape shape, int32_t rows
   kernels::DeltaWork& w = trace->work;
   DDTREE_RETURN_IF_ERROR(allocate(&w.q, static_cast<int64_t>(rows) * shape.key_heads * shape.key_dim, "delta-rule queries"));
   DDTREE_RETURN_IF_ERROR(allocate(&w.dots, static_cast<int64_t>(rows) * shape.key_heads * kernels::kDeltaPath * 2, "delta-rule products"));
-  DDTREE_RETURN_IF_ERROR(allocate(&w.path, static_cast<int64_t>(rows) * kernels::kDeltaPath, "delta-rule paths"));
-  DDTREE_RETURN_IF_ERROR(allocate(&w.length, rows, "delta-rule paths"));
   return static_cast<DeltaTrace*>(trace);
 }
 

@@ -93,13 +93,14 @@ void CudaBackend::kv_commit(const KvCommitArgs& a) {
 void CudaBackend::conv(const ConvArgs& a) {
   flush();
   const auto& trace = *static_cast<CudaDeltaTrace*>(a.trace);
-  // The paths of this pass serve all its layers.
-  if (a.layer == 0) check(kernels::delta_paths(stream_, *a.forest, trace.work), "delta_paths");
   check(kernels::conv(stream_, a, static_cast<CudaStatePool*>(a.states)->storage, trace.storage), "conv");
 }
 
 void CudaBackend::delta_rule(const DeltaRuleArgs& a) {
   flush();
+  // More rows would write past the window's arrays in shared memory.
+  if (a.forest->max_segment_rows == 0 || a.forest->max_tree_rows > kernels::kDeltaPath)
+    return check(cudaErrorInvalidValue, "delta_rule (a tree of too many rows)");
   const auto& trace = *static_cast<CudaDeltaTrace*>(a.trace);
   check(kernels::delta_rule(stream_, a, static_cast<CudaStatePool*>(a.states)->storage, trace.storage, trace.work), "delta_rule");
 }
