@@ -1,0 +1,281 @@
+// attention_prepare, attention and kv_commit of the target on a card.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/forests.h"
+#include "gpu/support.h"
+
+namespace ddtree::ops::gpu_test {
+namespace {
+
+constexpr double kPrepared = 2e-4;  // norm and rotation: a few 1e-7 before the rounding
+// Scores of BF16 values are sums of head_dim products: 1e-6 of their size, up to some tens, so probabilities to 1e-4 at worst; q itself
+// may differ by a step in a few places. Probabilities rounded to BF16 on their way into a matrix product (2^-9 each, at random) fit too.
+constexpr double kAttended = 4e-3;
+
+struct AttentionShape {
+  int32_t heads, kv_heads, dim, rotary;
+  bool gate;
+};
+
+// The attention layers of a model on every backend.
+class Attention {
+ public:
+  Attention(const Twins& twins, AttentionShape shape, int32_t layers, int32_t pages, int32_t page_size, int32_t rows, int64_t positions,
+            Random* random, float sharpness = 1.0f)
+      : book(pages, page_size, random), twins_(twins), shape_(shape), layers_(layers), rows_(rows), random_(random) {
+    const KvShape kv{.layers = layers, .kv_heads = shape.kv_heads, .head_dim = shape.dim};
+    pool_ = twins.make([&](Backend& b) { return b.make_kv_pool(kv, pages, page_size); });
+    scratch_ = twins.make([&](Backend& b) { return b.make_kv_scratch(kv, rows); });
+    rope_ = twins.make([&](Backend& b) { return b.make_rope(std::max<int64_t>(positions, pages * page_size), shape.rotary, 1e7); });
+    q_norm_ = twins.constants(random->normals(shape.dim, sharpness), 1, shape.dim);
+    k_norm_ = twins.constants(random->normals(shape.dim), 1, shape.dim);
+    buffer_ = twins.activations(rows, width() + 32);  // nn's is as wide as the widest layer
+    unread_ = twins.activations(rows, int64_t{shape.heads} * shape.dim);
+    if (pages * page_size <= 4096) spoil(pages, page_size);
+  }
+  int64_t width() const { return int64_t{shape_.heads} * shape_.dim * (shape_.gate ? 2 : 1) + 2 * int64_t{shape_.kv_heads} * shape_.dim; }
+
+  // Certain rows up to a context of `positions`: their K and V only.
+  void fill(Sequence* sequence, int32_t positions) {
+    while (sequence->context < positions) {
+      Plan plan(&book);
+      plan.add(Shape::kCertain, std::min(rows_, positions - sequence->context), sequence, random_);
+      prepare_all(plan);
+    }
+  }
+
+  // A pass through every layer, compared.
+  void pass(const std::string& what, const Plan& plan) {
+    forest_ = plan.stage(twins_);
+    const int32_t rows = plan.rows(), heads = shape_.heads;
+    std::vector<int32_t> some;  // of the rows, ascending
+    for (int32_t r = random_->below(3); r < rows; r += 1 + random_->below(5)) some.push_back(r);
+    Each<const int32_t*> picked;
+    twins_.each([&](Backend& b, size_t) { picked.push_back(b.stage<int32_t>(Lane::kPass, some)); });
+    for (int32_t layer = 0; layer < layers_; ++layer) {
+      INFO("layer " << layer);
+      const Output q = twins_.output(rows, int64_t{heads} * shape_.dim), o = twins_.output(rows, int64_t{heads} * shape_.dim);
+      const Each<Tensor> packed = prepare(forest_, layer, q.view);
+      twins_.compare(what + ": q", q, kPrepared);
+      const auto attend = [&](const Output& to, bool pick) {
+        twins_.each([&](Backend& b, size_t i) {
+          b.attention({.forest = &forest_[i],
+                       .heads = heads,
+                       .q = q.view[i],
+                       .packed = packed[i],
+                       .gate = shape_.gate,
+                       .scratch = scratch_[i],
+                       .scratch_layer = layer,
+                       .pool = pool_[i],
+                       .pool_layer = layer,
+                       .row = pick ? picked[i] : nullptr,
+                       .count = pick ? static_cast<int32_t>(some.size()) : 0,
+                       .o = to.view[i]});
+        });
+      };
+      attend(o, false);
+      twins_.compare(what + ": attention", o, kAttended);
+      if (some.empty()) continue;
+      const Output part = twins_.output(static_cast<int64_t>(some.size()), int64_t{heads} * shape_.dim);
+      attend(part, true);
+      twins_.compare(what + ": attention of picked rows", part, kAttended);
+    }
+    plan.advance();
+  }
+
+  // Of the last pass: random root paths of its tentative segments.
+  void commit(const Plan& plan) {
+    const Each<Paths> paths = plan.accept(random_).stage(twins_);
+    twins_.each(
+        [&](Backend& b, size_t i) { b.kv_commit({.forest = &forest_[i], .paths = paths[i], .scratch = scratch_[i], .pool = pool_[i]}); });
+  }
+
+  PageBook book;
+
+ private:
+  void prepare_all(const Plan& plan) {
+    const Each<Forest> forest = plan.stage(twins_);
+    for (int32_t layer = 0; layer < layers_; ++layer) prepare(forest, layer, rows_of(unread_, twins_.count(), 0, plan.rows()));
+    plan.advance();
+  }
+  // From fresh values; gives the packed projection.
+  Each<Tensor> prepare(const Each<Forest>& forest, int32_t layer, const Each<Tensor>& q) {
+    const int64_t rows = forest[0].rows;
+    const Each<Tensor> packed = cols_of(rows_of(buffer_, twins_.count(), 0, rows), twins_.count(), 0, width());
+    twins_.upload(random_->activations(rows * width(), scale_), packed);
+    twins_.each([&](Backend& b, size_t i) {
+      b.attention_prepare({.forest = &forest[i],
+                           .heads = shape_.heads,
+                           .gate = shape_.gate,
+                           .packed = packed[i],
+                           .q_norm = q_norm_[i],
+                           .k_norm = k_norm_[i],
+                           .eps = 1e-6f,
+                           .rope = rope_[i],
+                           .q = q[i],
+                           .scratch = scratch_[i],
+                           .scratch_layer = layer,
+                           .pool = pool_[i],
+                           .pool_layer = layer});
+    });
+    return packed;
+  }
+  // Large values in every place of the pool, as other sequences leave them: a place read astray shows.
+  void spoil(int32_t pages, int32_t page_size) {
+    PageBook all(pages, page_size, random_);
+    std::swap(scale_, spoilt_);
+    Sequence whole;
+    while (whole.context < pages * page_size) {
+      Plan plan(&all);
+      plan.add(Shape::kCertain, std::min(rows_, pages * page_size - whole.context), &whole, random_);
+      prepare_all(plan);
+    }
+    std::swap(scale_, spoilt_);
+  }
+
+  const Twins& twins_;
+  const AttentionShape shape_;
+  const int32_t layers_, rows_;
+  Random* random_;
+  float scale_ = 1.0f, spoilt_ = 500.0f;
+  Each<KvPool*> pool_;
+  Each<KvScratch*> scratch_;
+  Each<const RopeTable*> rope_;
+  Each<Tensor> q_norm_, k_norm_, buffer_, unread_;
+  Each<Forest> forest_;
+};
+
+std::vector<Sequence> sequences(Attention* attention, const std::vector<int32_t>& contexts) {
+  std::vector<Sequence> made(contexts.size());
+  for (size_t i = 0; i < contexts.size(); ++i) attention->fill(&made[i], contexts[i]);
+  return made;
+}
+
+TEST_CASE("gpu: attention of Qwen3.6-27B, trees and certain rows over contexts of 0 to 4000, then again after the commit") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(600, 4800);
+  Attention attention(twins, {24, 4, 256, 64, true}, 2, 300, 32, 600, 4800, &random);
+  std::vector<Sequence> s = sequences(&attention, {0, 1, 31, 32, 100, 1000, 4000});
+  {
+    Plan plan(&attention.book);
+    plan.add(Shape::kBestFirst, 64, &s[6], &random).add(Shape::kCertain, 33, &s[4], &random).add(Shape::kChain, 16, &s[5], &random);
+    plan.add(Shape::kStar, 16, &s[3], &random).add(Shape::kCertain, 1, &s[2], &random).add(Shape::kRandom, 65, &s[1], &random);
+    plan.add(Shape::kCertain, 7, &s[0], &random);
+    attention.pass("first", plan);
+    attention.commit(plan);
+  }
+  {
+    Plan plan(&attention.book);
+    plan.add(Shape::kCertain, 64, &s[0], &random).add(Shape::kBestFirst, 17, &s[1], &random).add(Shape::kStar, 2, &s[2], &random);
+    plan.add(Shape::kChain, 1, &s[3], &random).add(Shape::kRandom, 33, &s[4], &random).add(Shape::kCertain, 200, &s[5], &random);
+    plan.add(Shape::kBestFirst, 65, &s[6], &random);
+    attention.pass("second", plan);
+    attention.commit(plan);
+  }
+  for (size_t i = 4; i < s.size(); ++i) {  // one sequence at a time, which cuts its context into parts
+    Plan plan(&attention.book);
+    plan.add(i == 5 ? Shape::kChain : Shape::kBestFirst, i == 6 ? 16 : 1, &s[i], &random);
+    attention.pass("alone", plan);
+    attention.commit(plan);
+  }
+  for (size_t i = 0; i < s.size(); ++i) {
+    Plan plan(&attention.book);
+    plan.add(Shape::kCertain, 1, &s[i], &random);
+    attention.pass("one row", plan);
+  }
+}
+
+TEST_CASE("gpu: attention, every ratio of heads, head size, page size and kind of tree") {
+  INFO(seed_text());
+  Random random(seed());
+  const std::vector<AttentionShape> shapes{{4, 2, 256, 64, true},  {4, 2, 128, 128, false}, {16, 4, 128, 32, true},
+                                           {12, 2, 256, 64, true}, {8, 1, 128, 128, false}, {3, 3, 64, 64, false},
+                                           {12, 1, 64, 16, true},  {32, 2, 32, 8, false},   {8, 4, 64, 32, true}};
+  int32_t turn = 0;
+  for (const AttentionShape& shape : shapes) {
+    const int32_t page_size = std::vector<int32_t>{32, 16, 64, 48}[static_cast<size_t>(turn % 4)];
+    INFO("heads " << shape.heads << "/" << shape.kv_heads << " of " << shape.dim << ", page size " << page_size);
+    const Twins twins(600, 2048);
+    Attention attention(twins, shape, 2, 4096 / page_size, page_size, 600, 2048, &random);
+    std::vector<Sequence> s = sequences(&attention, {0, 1, 31, 32, 100, page_size, 1000});
+    for (int round = 0; round < 3; ++round) {
+      Plan plan(&attention.book);
+      for (Sequence& one : s) {
+        const int32_t kind = (turn++ + round) % 5, rows = std::vector<int32_t>{1, 2, 7, 16, 33, 64, 65}[random.below(7)];
+        plan.add(kind == 4 ? Shape::kCertain : kTrees[kind], rows, &one, &random);
+      }
+      attention.pass("round", plan);
+      attention.commit(plan);
+    }
+  }
+}
+
+TEST_CASE("gpu: attention, segments of 1 to 512 rows of every kind") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(600, 2048);
+  Attention attention(twins, {4, 2, 256, 64, true}, 1, 1200, 32, 600, 2048, &random);
+  for (const int32_t rows : {1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 128, 200, 256, 257, 512}) {
+    for (const Shape shape : {Shape::kCertain, Shape::kChain, Shape::kStar, Shape::kRandom, Shape::kBestFirst}) {
+      INFO(rows << " rows, " << name_of(shape));
+      Sequence s;
+      attention.fill(&s, random.below(200));
+      Plan plan(&attention.book);
+      plan.add(shape, rows, &s, &random);
+      attention.pass("pass", plan);
+    }
+  }
+}
+
+TEST_CASE("gpu: attention, a prompt in pieces of any size, then a tree over all of it") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(600, 2048);
+  Attention attention(twins, {4, 2, 256, 64, true}, 2, 128, 32, 600, 2048, &random);
+  for (const std::vector<int32_t>& pieces : std::vector<std::vector<int32_t>>{{300}, {1, 299}, {64, 64, 64, 64, 44}, {33, 1, 1, 200, 65}}) {
+    Sequence s;
+    for (const int32_t rows : pieces) {
+      INFO("piece of " << rows << " after " << s.context);
+      Plan plan(&attention.book);
+      plan.add(Shape::kCertain, rows, &s, &random);
+      attention.pass("piece", plan);
+    }
+    Plan plan(&attention.book);
+    plan.add(Shape::kBestFirst, 40, &s, &random);
+    attention.pass("tree", plan);
+  }
+}
+
+TEST_CASE("gpu: attention with sharp scores keeps its digits") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(600, 2048);
+  Attention attention(twins, {8, 2, 128, 128, false}, 1, 64, 32, 600, 2048, &random, 6.0f);
+  std::vector<Sequence> s = sequences(&attention, {0, 100, 1000});
+  Plan plan(&attention.book);
+  plan.add(Shape::kCertain, 65, &s[0], &random).add(Shape::kBestFirst, 64, &s[1], &random).add(Shape::kRandom, 33, &s[2], &random);
+  attention.pass("sharp", plan);
+}
+
+TEST_CASE("gpu: attention over a context of 32,000") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(512, 32400);
+  Attention attention(twins, {6, 1, 256, 64, true}, 1, 1020, 32, 512, 32400, &random);
+  std::vector<Sequence> s = sequences(&attention, {32000});
+  for (const auto& [shape, rows] : {std::pair{Shape::kBestFirst, 64}, {Shape::kCertain, 1}, {Shape::kCertain, 70}, {Shape::kChain, 16}}) {
+    INFO(name_of(shape));
+    Plan plan(&attention.book);
+    plan.add(shape, rows, &s[0], &random);
+    attention.pass("long", plan);
+    attention.commit(plan);
+  }
+}
+
+}  // namespace
+}  // namespace ddtree::ops::gpu_test

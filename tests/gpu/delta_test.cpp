@@ -1,0 +1,363 @@
+// conv, delta_rule and delta_commit on a card. States and windows are read by passes of their own: see Mixer::probe.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gpu/forests.h"
+#include "gpu/support.h"
+
+namespace ddtree::ops::gpu_test {
+namespace {
+
+constexpr double kConv = 2e-4;   // four products and the card's exp: some 1e-6 before the rounding
+constexpr double kDelta = 2e-3;  // sums of up to 256 terms that build on each other, 1e-5; c may differ by a step in a few places
+
+constexpr DeltaShape kTiny{.layers = 2, .key_heads = 2, .value_heads = 4, .key_dim = 128, .value_dim = 128, .conv_width = 4};
+constexpr DeltaShape kLarge{.layers = 1, .key_heads = 16, .value_heads = 48, .key_dim = 128, .value_dim = 128, .conv_width = 4};
+constexpr DeltaShape kOther{.layers = 3, .key_heads = 1, .value_heads = 1, .key_dim = 64, .value_dim = 96, .conv_width = 3};
+
+struct Inputs {
+  Floats c, a, b;  // empty c: conv's output
+};
+
+class Mixer {
+ public:
+  Mixer(const Twins& twins, DeltaShape s, int32_t slots, int32_t rows, Random* random, float a_log_scale = 0.7f)
+      : shape(s), twins_(twins), slots_(slots), random_(random) {
+    states_ = twins.make([&](Backend& b) { return b.make_state_pool(shape, slots); });
+    trace_ = twins.make([&](Backend& b) { return b.make_delta_trace(shape, rows); });
+    for (int32_t l = 0; l < shape.layers; ++l) {
+      taps_.push_back(twins.constants(random->normals(shape.conv_width * shape.channels(), 0.5f), shape.conv_width, shape.channels()));
+      a_log_.push_back(twins.constants(random->normals(shape.value_heads, a_log_scale), 1, shape.value_heads));
+      dt_bias_.push_back(twins.constants(random->normals(shape.value_heads), 1, shape.value_heads));
+    }
+    packed_ = twins.activations(rows, width());
+    c_ = twins.activations(rows, shape.channels());
+  }
+  int64_t values() const { return int64_t{shape.value_heads} * shape.value_dim; }
+  int64_t keys() const { return int64_t{shape.key_heads} * shape.key_dim; }
+  int64_t width() const { return shape.channels() + values() + 2 * shape.value_heads; }  // qkv | z | a | b
+  void set_gates(const Floats& a_log, const Floats& dt_bias) {
+    for (int32_t l = 0; l < shape.layers; ++l) {
+      a_log_[static_cast<size_t>(l)] = twins_.constants(a_log, 1, shape.value_heads);
+      dt_bias_[static_cast<size_t>(l)] = twins_.constants(dt_bias, 1, shape.value_heads);
+    }
+  }
+
+  Inputs inputs(int32_t rows, float gate_scale = 1.5f) const {
+    return {{},
+            random_->activations(int64_t{rows} * shape.value_heads, gate_scale),
+            random_->activations(int64_t{rows} * shape.value_heads, 2)};
+  }
+  // Every layer: conv of random inputs, then the delta rule of `in`. Gives o of the last layer.
+  Output pass(const std::string& what, const Plan& plan, const Inputs& in) {
+    const Each<Forest> forest = plan.stage(twins_);
+    const int64_t rows = plan.rows(), channels = shape.channels();
+    const size_t n = twins_.count();
+    const Each<Tensor> packed = rows_of(packed_, n, 0, rows), given = rows_of(c_, n, 0, rows);
+    const Each<Tensor> x = cols_of(packed, n, 0, channels), a = cols_of(packed, n, channels + values(), shape.value_heads),
+                       b = cols_of(packed, n, channels + values() + shape.value_heads, shape.value_heads);
+    if (!in.c.empty()) twins_.upload(in.c, given);
+    Output o;
+    for (int32_t layer = 0; layer < shape.layers; ++layer) {
+      INFO("layer " << layer);
+      const auto l = static_cast<size_t>(layer);
+      twins_.upload(random_->activations(rows * width()), packed);
+      twins_.upload(in.a, a);
+      twins_.upload(in.b, b);
+      const Output y = twins_.output(rows, channels);
+      o = twins_.output(rows, values());
+      twins_.each([&](Backend& k, size_t i) {
+        k.conv(
+            {.forest = &forest[i], .x = x[i], .w = taps_[l][i], .states = states_[i], .trace = trace_[i], .layer = layer, .y = y.view[i]});
+        k.delta_rule({.forest = &forest[i],
+                      .c = in.c.empty() ? y.view[i] : given[i],
+                      .a = a[i],
+                      .b = b[i],
+                      .a_log = a_log_[l][i],
+                      .dt_bias = dt_bias_[l][i],
+                      .states = states_[i],
+                      .trace = trace_[i],
+                      .layer = layer,
+                      .o = o.view[i]});
+      });
+      twins_.compare(what + ": conv", y, kConv);
+      twins_.compare(what + ": delta_rule", o, kDelta);
+    }
+    plan.advance();
+    return o;
+  }
+  void commit(const Accepted& accepted) {
+    const Each<Paths> paths = accepted.stage(twins_);
+    twins_.each([&](Backend& b, size_t i) { b.delta_commit({.paths = paths[i], .states = states_[i], .trace = trace_[i]}); });
+  }
+  void reset(int32_t slot) {
+    twins_.each([&](Backend& b, size_t i) { b.reset_state(states_[i], slot); });
+  }
+
+  // Reads all states and windows: tentative rows that neither decay nor write, so that each o is S0ᵀq^ for a random q, more of them than
+  // the state has rows; conv of their first row sees the whole window. Between a pass and its commit this would take the trace.
+  Output probe(const std::string& what) {
+    Plan plan(nullptr);
+    std::vector<Sequence> s(static_cast<size_t>(slots_));
+    for (int32_t i = 0; i < slots_; ++i)
+      s[static_cast<size_t>(i)].slot = i, plan.add(Shape::kStar, shape.key_dim + 8, &s[static_cast<size_t>(i)], random_);
+    Inputs in{random_->activations(int64_t{plan.rows()} * shape.channels()),
+              Floats(static_cast<size_t>(plan.rows() * shape.value_heads), -40.0f),
+              {}};
+    in.b = in.a;
+    return pass("state after " + what, plan, in);
+  }
+
+  const DeltaShape shape;
+
+ private:
+  const Twins& twins_;
+  const int32_t slots_;
+  Random* random_;
+  Each<StatePool*> states_;
+  Each<DeltaTrace*> trace_;
+  std::vector<Each<Tensor>> taps_, a_log_, dt_bias_;
+  Each<Tensor> packed_, c_;
+};
+
+std::vector<Sequence> slots(int32_t n) {
+  std::vector<Sequence> s(static_cast<size_t>(n));
+  for (int32_t i = 0; i < n; ++i) s[static_cast<size_t>(i)].slot = i;
+  return s;
+}
+
+void everything(const DeltaShape& shape) {
+  INFO(seed_text());
+  INFO("heads " << shape.key_heads << "/" << shape.value_heads << " of " << shape.key_dim << "/" << shape.value_dim);
+  Random random(seed());
+  const Twins twins(900);
+  Mixer mixer(twins, shape, 6, 900, &random);
+  std::vector<Sequence> s = slots(6);
+  {
+    Plan plan(nullptr);  // prompts: pieces that end before, at and after chunks
+    plan.add(Shape::kCertain, 200, &s[0], &random).add(Shape::kCertain, 64, &s[1], &random).add(Shape::kCertain, 65, &s[2], &random);
+    plan.add(Shape::kCertain, 1, &s[3], &random).add(Shape::kCertain, 2, &s[4], &random);
+    mixer.pass("prompts", plan, mixer.inputs(plan.rows()));
+    mixer.probe("prompts");
+  }
+  {
+    Plan plan(nullptr);
+    plan.add(Shape::kBestFirst, 64, &s[0], &random).add(Shape::kCertain, 130, &s[3], &random).add(Shape::kStar, 7, &s[1], &random);
+    plan.add(Shape::kChain, 16, &s[2], &random).add(Shape::kCertain, 1, &s[4], &random).add(Shape::kRandom, 33, &s[5], &random);
+    mixer.pass("trees", plan, mixer.inputs(plan.rows()));
+    mixer.commit(plan.accept(&random));
+    mixer.probe("the commit");
+  }
+  {
+    Plan plan(nullptr);  // trees that nobody commits leave everything as it was; slot 5 is in no pass
+    for (size_t i = 0; i < 5; ++i) plan.add(kTrees[i % 4], std::vector<int32_t>{1, 2, 65, 128, 100}[i], &s[i], &random);
+    mixer.pass("trees left", plan, mixer.inputs(plan.rows()));
+    mixer.probe("trees that were left");
+  }
+  mixer.reset(1);
+  mixer.reset(4);
+  {
+    Plan plan(nullptr);
+    plan.add(Shape::kCertain, 63, &s[1], &random).add(Shape::kRandom, 200, &s[4], &random).add(Shape::kBestFirst, 256, &s[0], &random);
+    plan.add(Shape::kCertain, 1, &s[5], &random);
+    mixer.pass("after the reset", plan, mixer.inputs(plan.rows()));
+    mixer.commit(plan.accept(&random));
+    mixer.probe("the reset");
+  }
+}
+
+TEST_CASE("gpu: conv and delta_rule, prompts, trees, commits and resets, the tiny pair's shape") { everything(kTiny); }
+TEST_CASE("gpu: conv and delta_rule, prompts, trees, commits and resets, Qwen3.6-27B's shape") { everything(kLarge); }
+TEST_CASE("gpu: conv and delta_rule, prompts, trees, commits and resets, an odd shape") { everything(kOther); }
+
+TEST_CASE("gpu: delta_rule, segments of 1 to 256 rows of every kind, each committed") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(300);
+  Mixer mixer(twins, {.layers = 1, .key_heads = 1, .value_heads = 2, .key_dim = 128, .value_dim = 128, .conv_width = 4}, 1, 300, &random);
+  std::vector<Sequence> s = slots(1);
+  for (const int32_t rows : {1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 192, 200, 256}) {
+    for (const Shape shape : {Shape::kCertain, Shape::kChain, Shape::kStar, Shape::kRandom, Shape::kBestFirst}) {
+      INFO(rows << " rows, " << name_of(shape));
+      Plan plan(nullptr);
+      plan.add(shape, rows, &s[0], &random);
+      mixer.pass("pass", plan, mixer.inputs(rows));
+      mixer.commit(plan.accept(&random));
+      mixer.probe("it");
+    }
+  }
+}
+
+// A budget of 256 nodes, and the root.
+TEST_CASE("gpu: delta_rule, trees of more than 256 rows") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(600);
+  Mixer mixer(twins, kTiny, 2, 600, &random);
+  std::vector<Sequence> s = slots(2);
+  for (const int32_t rows : {257, 300, 320}) {
+    for (const Shape shape : {Shape::kStar, Shape::kRandom, Shape::kBestFirst}) {
+      INFO(rows << " rows, " << name_of(shape));
+      Plan plan(nullptr);
+      plan.add(Shape::kCertain, 40, &s[0], &random).add(shape, rows, &s[1], &random);
+      mixer.pass("pass", plan, mixer.inputs(plan.rows()));
+      mixer.commit(plan.accept(&random));
+      mixer.probe("it");
+    }
+  }
+}
+
+// (I + A)^-1 by powers of A is exact on paper and off by many orders here.
+TEST_CASE("gpu: delta_rule, one key repeated keeps its digits") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(300);
+  Mixer mixer(twins, kTiny, 2, 300, &random);
+  mixer.set_gates(Floats(4, 0.0f), Floats(4, 0.0f));
+  for (const float beta : {2.944f, 8.0f}) {  // 0.95 and nearly 1
+    for (const Shape shape : {Shape::kCertain, Shape::kChain, Shape::kRandom, Shape::kBestFirst}) {
+      for (const int32_t rows : {64, 200}) {
+        INFO(rows << " rows, " << name_of(shape) << ", beta sigmoid(" << beta << ")");
+        std::vector<Sequence> s = slots(2);
+        mixer.reset(0);
+        mixer.reset(1);
+        Plan start(nullptr);
+        start.add(Shape::kCertain, 50, &s[0], &random);
+        mixer.pass("start", start, mixer.inputs(50));
+        Plan plan(nullptr);
+        plan.add(shape, rows, &s[0], &random);
+        Inputs in = mixer.inputs(rows);
+        const int64_t channels = mixer.shape.channels(), keys = mixer.keys();
+        in.c = random.activations(rows * channels);
+        for (int32_t r = 1; r < rows; ++r) std::copy_n(in.c.begin() + keys, keys, in.c.begin() + r * channels + keys);  // k of row 0
+        std::fill(in.b.begin(), in.b.end(), beta);
+        std::fill(in.a.begin(), in.a.end(), -20.0f);  // no decay
+        mixer.pass("repeated", plan, in);
+        mixer.commit(plan.accept(&random));
+        mixer.probe("it");
+      }
+    }
+  }
+}
+
+// Three rows of four decay by 5 %, the fourth by e^-2000: P reaches -128,000, whose float32 spacing is 0.008, and the differences that
+// count lie between neighbours.
+TEST_CASE("gpu: delta_rule, large gates do not cancel") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(300);
+  Mixer mixer(twins, kTiny, 2, 300, &random);
+  mixer.set_gates(Floats(4, 6.0f), Floats(4, 0.0f));
+  for (const Shape shape : {Shape::kCertain, Shape::kChain, Shape::kRandom, Shape::kBestFirst}) {
+    INFO(name_of(shape));
+    std::vector<Sequence> s = slots(2);
+    for (int32_t i = 0; i < 2; ++i) mixer.reset(i);
+    Plan plan(nullptr);
+    plan.add(shape, 256, &s[0], &random);
+    Inputs in = mixer.inputs(256);
+    for (size_t r = 0; r < 256; ++r)
+      for (size_t h = 0; h < 4; ++h) in.a[r * 4 + h] = r % 4 == 1 ? 5.0f : -9.0f;
+    mixer.pass("large gates", plan, in);
+    mixer.commit(plan.accept(&random));
+    mixer.probe("it");
+  }
+  // And gates of ordinary size that add up to hundreds along the path.
+  mixer.set_gates(Floats{0.5f, 1.0f, -1.0f, 1.5f}, Floats(4, 0.5f));
+  for (const Shape shape : {Shape::kCertain, Shape::kChain, Shape::kBestFirst}) {
+    INFO(name_of(shape));
+    std::vector<Sequence> s = slots(2);
+    Plan plan(nullptr);
+    plan.add(shape, 256, &s[1], &random);
+    mixer.pass("sums of hundreds", plan, mixer.inputs(256));
+    mixer.commit(plan.accept(&random));
+    mixer.probe("it");
+  }
+}
+
+TEST_CASE("gpu: delta_rule, rows of a segment have the same bits whatever else is in the pass") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(400);
+  for (const Shape shape : {Shape::kBestFirst, Shape::kCertain}) {
+    const int32_t rows = 70;
+    const uint64_t tree = random.bits();
+    // The same mixer twice: alone, and between others. The segment's inputs and tree are the same.
+    Floats c = random.activations(rows * int64_t{kTiny.channels()}), a = random.activations(rows * 4), b = random.activations(rows * 4);
+    std::vector<Floats> first;
+    for (const bool batch : {false, true}) {
+      Random same(tree), other(random.bits());
+      Mixer mixer(twins, {.layers = 1, .key_heads = 2, .value_heads = 4, .key_dim = 128, .value_dim = 128, .conv_width = 4}, 3, 400,
+                  &other);
+      mixer.set_gates(Floats{0.5f, 0.0f, -1.0f, 1.0f}, Floats(4, 0.1f));
+      std::vector<Sequence> s = slots(3);
+      {
+        Plan plan(nullptr);  // a state for slot 1
+        plan.add(Shape::kCertain, 64, &s[1], &same);
+        mixer.pass("start", plan, {same.activations(64 * int64_t{kTiny.channels()}), same.activations(64 * 4), same.activations(64 * 4)});
+      }
+      Plan plan(nullptr);
+      Inputs in = {{}, {}, {}};
+      const auto more = [&](int32_t count) {
+        const Floats extra = other.activations(count * int64_t{kTiny.channels()}), gates = other.activations(count * 4);
+        in.c.insert(in.c.end(), extra.begin(), extra.end());
+        in.a.insert(in.a.end(), gates.begin(), gates.end());
+        in.b.insert(in.b.end(), gates.begin(), gates.end());
+      };
+      if (batch) plan.add(Shape::kChain, 11, &s[0], &other), more(11);
+      const int64_t at = plan.rows();
+      plan.add(shape, rows, &s[1], &same);
+      in.c.insert(in.c.end(), c.begin(), c.end());
+      in.a.insert(in.a.end(), a.begin(), a.end());
+      in.b.insert(in.b.end(), b.begin(), b.end());
+      if (batch) plan.add(Shape::kCertain, 100, &s[2], &other), more(100);
+      const Output o = mixer.pass("pass", plan, in);
+      for (size_t i = 0; i < twins.count(); ++i) {
+        Floats mine = twins.read("o", o, i);
+        mine = Floats(mine.begin() + at * o.cols, mine.begin() + (at + rows) * o.cols);
+        if (!batch) {
+          first.push_back(mine);
+        } else {
+          INFO(twins.at(i).name() << ", " << name_of(shape));
+          CHECK(std::memcmp(mine.data(), first[i].data(), mine.size() * sizeof(float)) == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("gpu: delta_rule, a single row has the same bits certain and tentative, and leaves the same state") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(400);
+  Mixer mixer(twins, {.layers = 1, .key_heads = 2, .value_heads = 4, .key_dim = 128, .value_dim = 128, .conv_width = 4}, 2, 400, &random);
+  std::vector<Sequence> s = slots(2);
+  const auto twice = [](const Floats& v) {
+    Floats both = v;
+    both.insert(both.end(), v.begin(), v.end());
+    return both;
+  };
+  const auto run = [&](int32_t rows, Shape first, Shape second) {
+    Plan plan(nullptr);
+    plan.add(first, rows, &s[0], &random).add(second, rows, &s[1], &random);
+    const Output o = mixer.pass("pass", plan,
+                                {twice(random.activations(rows * int64_t{mixer.shape.channels()})), twice(random.activations(rows * 4)),
+                                 twice(random.activations(rows * 4))});
+    mixer.commit(plan.accept(&random));
+    for (size_t i = 0; i < twins.count(); ++i) {
+      const Floats v = twins.read("o", o, i);
+      INFO(twins.at(i).name() << ", " << name_of(first) << " and " << name_of(second));
+      CHECK(std::memcmp(v.data(), v.data() + rows * o.cols, static_cast<size_t>(rows * o.cols) * sizeof(float)) == 0);
+    }
+  };
+  run(40, Shape::kCertain, Shape::kCertain);
+  for (int i = 0; i < 3; ++i) {
+    run(1, Shape::kCertain, Shape::kChain);
+    run(5, Shape::kCertain, Shape::kCertain);  // reads the states that the row left
+  }
+}
+
+}  // namespace
+}  // namespace ddtree::ops::gpu_test
