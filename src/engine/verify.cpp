@@ -22,7 +22,9 @@ void Rounds::judge(Part& p, const PassOutput& output) {
   for (int32_t i = 0; i < p.prefill_rows; ++i) {
     const int32_t row = s.context + i, index = row + 1 - scored.prompt;  // of the answer's token that follows
     if (row < scored.first_row()) continue;
-    const std::span<const float> logits(output.logits + at(output.logits_row[at(p.first_row + i)]) * vocab, vocab);
+    const auto fetched = executor_.row_logits(output, output.logits_row[at(p.first_row + i)]);
+    if (!fetched) return fail(p, fetched.status().message());
+    const std::span<const float> logits(*fetched, vocab);
     if (s.sampling.penalised())
       for (int32_t k = static_cast<int32_t>(s.history_count); k < index; ++k, ++s.history_count)
         ++s.history.generated[scored.generated[at(k)]];

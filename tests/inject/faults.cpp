@@ -67,6 +67,11 @@ class FaultyExecutor final : public Executor {
     return status;
   }
 
+  Result<const float*> row_logits(const PassOutput& output, int32_t logits_row) override {
+    if (output.logits) return output.logits + static_cast<int64_t>(logits_row) * inner_->target().vocab_size;
+    return inner_->row_logits(output, logits_row);
+  }
+
   Status commit(const Forest& forest, std::span<const Accepted> accepted) override {
     if (Status s = gone(); !s.ok()) return s;
     return inner_->commit(forest, accepted);
@@ -96,18 +101,22 @@ class FaultyExecutor final : public Executor {
     const auto vocab = static_cast<size_t>(inner_->target().vocab_size);
     const auto rows =
         static_cast<size_t>(std::count_if(output->logits_row.begin(), output->logits_row.end(), [](int32_t r) { return r >= 0; }));
-    logits_.assign(output->logits, output->logits + rows * vocab);
+    if (output->logits) logits_.assign(output->logits, output->logits + rows * vocab);
     for (const Segment& s : forest.segments) {
       if (s.certain && (s.row_count > 1 || s.context == 0)) continue;
       for (int32_t r = s.first_row; r < s.first_row + s.row_count; ++r) {
         const int32_t row = output->logits_row[static_cast<size_t>(r)];
         if (row < 0) continue;
+        if (!output->logits) {  // on a card: greedy requests show the fault
+          output->best[static_cast<size_t>(row)] = token, output->margin[static_cast<size_t>(row)] = 60;
+          continue;
+        }
         float* x = logits_.data() + static_cast<size_t>(row) * vocab;
         std::fill(x, x + inner_->real_vocab(), -30.0F);
         x[token] = 30;
       }
     }
-    output->logits = logits_.data();
+    if (output->logits) output->logits = logits_.data();
   }
 
   void scramble(DraftOutput* output) {
