@@ -62,7 +62,10 @@ void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, Pas
       const int32_t following = s.context + i + 1;
       p.accepted.next.push_back(following < s.known() ? s.known_token(following) : s.anchor);
     }
-    if (s.scoring) judge(p, output);
+    if (s.scoring) {
+      judge(p, output);
+      if (p.failed) return;  // its error is the answer
+    }
     const bool complete = p.prefill_rows == s.known_left();
     s.context += p.prefill_rows;
     if (complete && s.scoring) {
