@@ -61,6 +61,7 @@ struct Service::Impl {
   std::map<std::string, Condition> conditions;  // under condition_mutex
   std::mutex condition_mutex;
   std::function<void(const Status&)> give_up;
+  Service& self;
   Watcher watcher;  // outlives the engine, whose last words it hears
   std::thread restarter;
 
@@ -82,7 +83,6 @@ struct Service::Impl {
   void show_conditions();
   SmokeReport smoke(const std::string& trigger);
 
-  Service& self;
   std::vector<SmokePrompt> smoke_prompts;     // --smoke-prompts
   std::optional<EngineSnapshot> start_costs;  // as measured at the start: running averages would follow a slow machine
 };

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "engine/validate.h"
 #include "server/json.h"
 #include "store/store.h"
 #include "text/chat_template.h"
