@@ -62,7 +62,9 @@ void requests_route(Admin& admin, const HttpRequest& request, HttpResponse& resp
   send_json(response, Json{{"total", page->total}, {"offset", paging.offset}, {"limit", paging.limit}, {"requests", std::move(list)}});
 }
 
-// Everything that matches, a page at a time: the history may be larger than memory should hold.
+constexpr size_t kExported = 1000;  // rows in memory at a time: the history may be larger than memory should hold
+
+// Everything that matches, some rows at a time. What finishes meanwhile is not in it.
 void export_route(const std::shared_ptr<Admin>& admin, const HttpRequest& request, HttpResponse& response) {
   RequestFilter filter;
   ApiError error;
@@ -73,36 +75,36 @@ void export_route(const std::shared_ptr<Admin>& admin, const HttpRequest& reques
     ;  // error is set
   else if (!admin->service.store()) error = no_store(admin->service);
   if (!error.message.empty()) return send_error(response, error);
-  // Requests that finish meanwhile would shift the pages.
-  const int64_t now = now_ms() + 1;
-  filter.to_ms = filter.to_ms ? std::min(filter.to_ms, now) : now;
   const bool csv = format == "csv";
   secure(response);
   response.set_header("Cache-Control", "no-store");
   response.set_header("Content-Disposition", fmt::format("attachment; filename=\"ddtree-requests.{}\"", format));
   response.content_type = csv ? "text/csv; charset=utf-8" : "application/json";
-  response.stream = [admin, filter, csv](const BodyWriter& write) {
+  auto ids = admin->service.store()->request_ids(filter);
+  if (!ids) return send_error(response, from_status(ids.status()));
+  response.stream = [admin, ids = std::move(*ids), csv](const BodyWriter& write) {
     if (!write(csv ? csv_head() : std::string("["))) return;
-    int64_t done = 0;
-    for (;;) {
-      const auto page = admin->service.store()->requests(filter, {.limit = 1000, .offset = done});
-      if (!page.ok()) {
+    bool first = true;
+    for (size_t at = 0; at < ids.size(); at += kExported) {
+      const auto begin = ids.begin() + static_cast<std::ptrdiff_t>(at);
+      const auto rows =
+          admin->service.store()->requests_of({begin, begin + static_cast<std::ptrdiff_t>(std::min(kExported, ids.size() - at))});
+      if (!rows.ok()) {
         // Too late for a status. A CSV that ends in a line of its own kind, and JSON that is none, do not pass for the whole.
-        write(fmt::format("\r\nerror: the history could not be read further: {}\r\n", page.status().message()));
+        write(fmt::format("\r\nerror: the history could not be read further: {}\r\n", rows.status().message()));
         return;
       }
       std::string chunk;
-      for (const RequestRecord& r : page->rows) {
+      for (const RequestRecord& r : *rows) {
         if (csv) {
           chunk += csv_row(r);
         } else {
-          chunk += done > 0 || !chunk.empty() ? ",\n" : "\n";
+          chunk += first ? "\n" : ",\n";
           chunk += dump_json(request_json(r, r.trees));
         }
+        first = false;
       }
-      done += static_cast<int64_t>(page->rows.size());
       if (!chunk.empty() && !write(chunk)) return;
-      if (page->rows.empty() || done >= page->total) break;
     }
     if (!csv) write("\n]\n");
   };

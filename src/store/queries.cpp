@@ -6,6 +6,7 @@
 #include <bit>
 #include <charconv>
 #include <map>
+#include <unordered_map>
 
 #include "store/columns.h"
 
@@ -194,6 +195,34 @@ Result<std::optional<RequestRecord>> read_request(Database& database, int64_t id
   auto rows = page<RequestRecord>(database, "request", where, "id", {1, 0}, kNothingMore);
   if (!rows) return rows.status();
   return first(*rows);
+}
+
+Result<std::vector<int64_t>> read_request_ids(Database& database, const RequestFilter& filter) {
+  const Where where = request_where(filter);
+  std::vector<int64_t> ids;
+  const Status status = database.query("SELECT id FROM request" + where.text() + " ORDER BY " + order_by(filter), where.values(),
+                                       [&](const Row& row) { ids.push_back(row.integer(0)); });
+  if (!status.ok()) return status;
+  return ids;
+}
+
+Result<std::vector<RequestRecord>> read_requests_of(Database& database, const std::vector<int64_t>& ids) {
+  std::unordered_map<int64_t, size_t> place;
+  for (size_t i = 0; i < ids.size(); ++i) place.emplace(ids[i], i);
+  std::vector<std::optional<RequestRecord>> found(ids.size());
+  const Status status =
+      database.query("SELECT id, " + column_names<RequestRecord>() + " FROM request WHERE id IN (SELECT value FROM json_each(?))",
+                     {array_text(ids)}, [&](const Row& row) {
+                       RequestRecord record;
+                       record.id = row.integer(0);
+                       read(row, 1, &record);
+                       found[place.at(record.id)] = std::move(record);
+                     });
+  if (!status.ok()) return status;
+  std::vector<RequestRecord> rows;
+  for (auto& record : found)
+    if (record) rows.push_back(std::move(*record));
+  return rows;
 }
 
 Result<RequestTotals> read_totals(Database& database, const RequestFilter& filter) {

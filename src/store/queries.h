@@ -14,6 +14,8 @@ Result<Page<ServiceRun>> read_runs(Database& database, int64_t run_id, Paging pa
 Result<std::vector<ServicePhase>> read_phases(Database& database, int64_t run_id);
 Result<Page<RequestRecord>> read_requests(Database& database, const RequestFilter& filter, Paging paging);
 Result<std::optional<RequestRecord>> read_request(Database& database, int64_t id);
+Result<std::vector<int64_t>> read_request_ids(Database& database, const RequestFilter& filter);
+Result<std::vector<RequestRecord>> read_requests_of(Database& database, const std::vector<int64_t>& ids);
 Result<RequestTotals> read_totals(Database& database, const RequestFilter& filter);
 Result<RequestSummary> read_summary(Database& database, const RequestFilter& filter);
 Result<AcceptanceBreakdown> read_acceptance(Database& database, const RequestFilter& filter);

@@ -202,6 +202,12 @@ class SqliteStore final : public Store {
   Result<std::optional<RequestRecord>> request(int64_t id) override {
     return with_reader<std::optional<RequestRecord>>([&](Database& database) { return store::read_request(database, id); });
   }
+  Result<std::vector<int64_t>> request_ids(const RequestFilter& filter) override {
+    return with_reader<std::vector<int64_t>>([&](Database& database) { return store::read_request_ids(database, filter); });
+  }
+  Result<std::vector<RequestRecord>> requests_of(const std::vector<int64_t>& ids) override {
+    return with_reader<std::vector<RequestRecord>>([&](Database& database) { return store::read_requests_of(database, ids); });
+  }
   Result<RequestTotals> request_totals(const RequestFilter& filter) override {
     return with_reader<RequestTotals>([&](Database& database) { return store::read_totals(database, filter); });
   }

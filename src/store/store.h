@@ -163,6 +163,10 @@ class Store {
   virtual Result<std::vector<ServicePhase>> phases(int64_t run_id) = 0;  // in order
   virtual Result<Page<RequestRecord>> requests(const RequestFilter& filter, Paging paging) = 0;
   virtual Result<std::optional<RequestRecord>> request(int64_t id) = 0;
+  // For exports, which pages would read again and again: all ids that match, in the filter's order, then the rows of up to 1,000 of them,
+  // in the order given; those that retention has taken meanwhile are left out. No snapshot is held between the two.
+  virtual Result<std::vector<int64_t>> request_ids(const RequestFilter& filter) = 0;
+  virtual Result<std::vector<RequestRecord>> requests_of(const std::vector<int64_t>& ids) = 0;
   virtual Result<RequestTotals> request_totals(const RequestFilter& filter) = 0;
   virtual Result<RequestSummary> request_summary(const RequestFilter& filter) = 0;
   virtual Result<AcceptanceBreakdown> acceptance(const RequestFilter& filter) = 0;

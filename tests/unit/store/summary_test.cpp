@@ -195,7 +195,13 @@ TEST_CASE("every order can be turned round") {
     auto there = history->requests({.sort = sort}, {100, 0}), back = history->requests({.sort = sort, .reversed = true}, {100, 0});
     REQUIRE((there.ok() && back.ok() && there->rows.size() == 60 && back->rows.size() == 60));
     for (size_t i = 0; i < 60; ++i) CHECK(there->rows[i].id == back->rows[59 - i].id);
+    auto ids = history->request_ids({.sort = sort});
+    REQUIRE((ids.ok() && ids->size() == 60));
+    for (size_t i = 0; i < 60; ++i) CHECK((*ids)[i] == there->rows[i].id);
   }
+  auto some = history->requests_of({7, 999, 3, 5});  // in that order, without what is not there
+  REQUIRE((some.ok() && some->size() == 3));
+  CHECK(((*some)[0].id == 7 && (*some)[1].id == 3 && (*some)[2].id == 5 && (*some)[1].request_id == "chatcmpl-2"));
   auto longest = history->requests({.sort = RequestSort::kContext}, {1, 0});
   REQUIRE(longest.ok());
   int32_t most = 0;
