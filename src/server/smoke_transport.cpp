@@ -120,22 +120,23 @@ class HttpTransport final : public SmokeTransport {
 // The caller in this process: never goes away by itself, and is told to by the watchdog.
 class LocalPeer final : public Peer {
  public:
-  bool closed() const override { return closed_; }
-  void on_close(std::function<void()> callback) override {
+  void on_close(std::function<void(Close)> callback) override {
     std::lock_guard lock(mutex_);
     callback_ = std::move(callback);
-    if (closed_ && callback_) std::exchange(callback_, nullptr)();
+    if (closed_ && callback_) std::exchange(callback_, nullptr)(Close::kGone);
   }
+  bool closed() const { return closed_; }
+  Ask ask() override { return Ask::kCannot; }  // it never closes one half only
   void close() {
     std::lock_guard lock(mutex_);
     closed_ = true;
-    if (callback_) std::exchange(callback_, nullptr)();
+    if (callback_) std::exchange(callback_, nullptr)(Close::kGone);
   }
 
  private:
   std::mutex mutex_;
   std::atomic<bool> closed_{false};
-  std::function<void()> callback_;
+  std::function<void(Close)> callback_;
 };
 
 class LocalTransport final : public SmokeTransport {
