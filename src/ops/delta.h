@@ -17,8 +17,8 @@
 //   Certain segments run as chunks of at most 64 rows, each folded into the slot's state before the next: a single row is a chunk of one,
 //   with the same arithmetic as a tentative row and its commit. Tentative segments write no state. Factors (k^, u, P) of all rows
 //   stay in `trace` until the next pass. All float32 but g and P (float64); BF16 boundaries: o is rounded once.
-//   A row's result depends on its own path and, for certain rows, on where chunks begin; never on other segments. (CUDA: to rounding only, where
-//   another segment of the pass is a tree of more than 64 rows; a tree has at most 320 there.)
+//   A row's result depends on its own path and, for certain rows, on where chunks begin; never on other segments. (CUDA: to rounding only,
+//   where another segment of the pass is a tree of more than 64 rows; a tree has at most 320 there.)
 //
 // delta_commit: for each path with leaf l, in every layer: S <- e^{P_l} S + Σ_{j on path} e^{P_l-P_j} k^_j u_jᵀ, and the window becomes the
 //   last W-1 of [window, the path's inputs]. Only for tentative segments: certain ones have done both.

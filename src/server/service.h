@@ -28,10 +28,10 @@ class Tokenizer;
 class Watcher;  // server/watcher.h
 
 struct ServiceOptions {
-  std::string model_path;                 // empty: the embedded pair
-  std::string draft_path;                 // empty: none (the embedded pair brings its own)
+  std::string model_path;                  // empty: the embedded pair
+  std::string draft_path;                  // empty: none (the embedded pair brings its own)
   std::string model_config, draft_config;  // --load-format dummy: a pair of these shapes without its files
-  std::vector<std::string> served_names;  // the first is what replies say; all are accepted. Empty: model_path, or "tiny"
+  std::vector<std::string> served_names;   // the first is what replies say; all are accepted. Empty: model_path, or "tiny"
   EngineOptions engine;
   bool mode_given = false;  // --speculative-algorithm was on the command line
   int32_t page_size = 32;
