@@ -10,6 +10,9 @@ if command -v clang-format >/dev/null; then
   for f in $sources; do clang-format --dry-run -Werror "$f" >/dev/null 2>&1 || complain "$f is not formatted: ./dev fmt"; done
 fi
 
+# Merged into another checkout, a tracked .deps takes the place of its dependencies.
+[ -z "$(git ls-files .deps)" ] || complain ".deps is tracked: git rm --cached .deps"
+
 # Lengths: a file past these wants a second room.
 while read -r lines f; do
   case "$f" in
