@@ -17,7 +17,8 @@
 // Numeric promise: scores accumulate over d, softmax sums and outputs over positions in ascending order of position, in float32; the
 //   order depends on the row's own path only. So a row is bit-identical as tentative row, as certain row, alone, in any batch and
 //   for any split of the prefill. BF16 boundaries: o is rounded once after the gate; probabilities stay float32.
-// On CUDA the parts of a context are joined by running sums, how many there are depends on the pass, and probabilities are rounded to BF16 for
+// On CUDA the parts of a context are joined by running sums, how many there are depends on the pass, and probabilities are rounded to BF16
+// for
 //   the product with V: rows agree between batches to that rounding.
 // Workspace: the backend's own, bounded by the largest context.
 #pragma once
