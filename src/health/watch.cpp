@@ -106,6 +106,12 @@ void Watch::acquit() {
 }
 
 void Watch::speed(double now, const EngineSnapshot& s, std::vector<Finding>* found) {
+  // A pass that was stuck has its own finding and would make its neighbours look slow for minutes: the measure begins anew behind it.
+  if (stuck_told_ || was_stuck_) {
+    was_stuck_ = stuck_told_;
+    timed_.assign(1, {now, s.timed_passes, s.pass_ms, s.promised_ms});
+    return;
+  }
   if (timed_.empty() || s.timed_passes > timed_.back().passes) timed_.push_back({now, s.timed_passes, s.pass_ms, s.promised_ms});
   // The shortest stretch that is long enough, in passes and in the time that they took.
   const auto long_enough = [&](const Timed& from) {

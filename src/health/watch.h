@@ -78,7 +78,7 @@ class Watch {
   EngineSnapshot last_;
   bool seen_ = false;
   double still_since_ = -1;
-  bool stuck_told_ = false;
+  bool stuck_told_ = false, was_stuck_ = false;
   std::array<Mode, 4> modes_{};
   std::string suspicion_;
   bool acquitted_ = false;

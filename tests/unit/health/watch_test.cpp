@@ -144,6 +144,21 @@ TEST_CASE("speed: passes that take ten times what was promised, for long enough"
   CHECK(b.found.size() == told);
 }
 
+TEST_CASE("speed: a pass that was stuck is its own finding, and no slowness of those around it") {
+  Bench b;
+  b.s.running = 1;
+  b.rounds(5, 5);
+  for (int i = 0; i < 40; ++i) b.look(1);
+  REQUIRE(b.found.size() == 1);
+  CHECK(b.found[0].kind == FaultKind::kStuckRound);
+  b.rounds(1, 5, 41'000);  // it ends
+  b.rounds(200, 5);
+  CHECK(b.found.size() == 1);
+  b.rounds(60, 5, 150);  // slowness behind it is seen as ever
+  REQUIRE(b.found.size() >= 2);
+  CHECK(b.found[1].kind == FaultKind::kSpeed);
+}
+
 TEST_CASE("a new engine's counters start from zero") {
   Bench b;
   b.rounds(100, 3);
