@@ -185,7 +185,20 @@ int serve(int argc, char** argv) {
       std::fprintf(stderr, "ddtree serve: stopped at once\n");
       leave_at_once(service, 0, "asked to stop; a second signal stopped it at once", 0);
     }).detach();
-    service.drain(config.service.drain_seconds);
+    // An engine inside a round that never ends cannot even cancel: what was asked for, an end within the drain's time, comes all the same.
+    std::atomic<bool> drained{false};
+    std::thread drainer([&] {
+      service.drain(config.service.drain_seconds);
+      drained = true;
+    });
+    constexpr double kCutOffSeconds = 5;  // for answers that are cut off at the limit to be told so
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(config.service.drain_seconds + kCutOffSeconds);
+    while (!drained && std::chrono::steady_clock::now() < limit) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (!drained) {
+      log::warn("a round does not end, and its requests with it: stopped without them");
+      leave_at_once(service, 0, "asked to stop; a round that did not end was cut off", 0);
+    }
+    drainer.join();
   }
   loader.join();
   http.stop();

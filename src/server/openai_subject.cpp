@@ -176,8 +176,14 @@ Status OpenAiSubject::connect(const SmokeLimit& limit) {
     if (body.size() < kMostBody) body += bytes;
   });
   if (reply.unreachable) return {Code::kTemporary, reply.error};
-  if (reply.status == 0) return {Code::kTemporary, "GET /v1/models: " + reply.error};
+  if (reply.status == 0) {
+    const std::string what = reply.timed_out ? fmt::format("no answer within {:.0f} s", quick.seconds) : reply.error;
+    return {Code::kTemporary, "GET /v1/models: " + (what.empty() ? "no answer" : what)};
+  }
   if (reply.status == 503) return {Code::kTemporary, fmt::format("GET /v1/models: 503, not ready yet: {}", error_text(body))};
+  // A server that is busy, and a proxy before one that still loads.
+  for (const int later : {408, 429, 500, 502, 504})
+    if (reply.status == later) return {Code::kTemporary, fmt::format("GET /v1/models: {}: {}", reply.status, error_text(body))};
   if (reply.status == 401 || reply.status == 403) {
     return {Code::kUsage, fmt::format("GET /v1/models: {}: {}; give the server's key with --api-key KEY", reply.status, error_text(body))};
   }

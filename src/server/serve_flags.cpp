@@ -523,6 +523,12 @@ Status settle(ServeConfig& c, const Pending& p) {
     algorithm = "NEXTN";
   }
   c.service.mode_given = !algorithm.empty();
+  const WatchLimits& watch = c.service.watch;
+  if (watch.stuck_exit_seconds > 0 && watch.stuck_exit_seconds < watch.stuck_seconds)
+    return {Code::kUsage,
+            fmt::format("--stuck-exit-seconds {:g} comes before --stuck-seconds {:g}, when a round counts as stuck: give at least that, "
+                        "or 0 for never",
+                        watch.stuck_exit_seconds, watch.stuck_seconds)};
   if ((p.load_format == "dummy") != !c.service.model_config.empty())
     return {Code::kUsage, c.service.model_config.empty()
                               ? "--load-format dummy needs the shapes: give --model-config NAME or FILE"

@@ -92,11 +92,14 @@ void Watcher::begin(std::shared_ptr<const Serving> serving) {
     std::vector<SpeculationMode> modes{SpeculationMode::kNone};
     if (configured == SpeculationMode::kDdtree) modes.push_back(SpeculationMode::kDflash);
     if (configured != SpeculationMode::kNone) modes.push_back(configured);
+    const auto stopping = [this] {
+      const std::lock_guard lock(mutex_);
+      return stopping_;
+    };
     for (const SpeculationMode mode : modes) {
-      CanaryAnswer a = ask(*serving, known.prompt, mode, options_.watch.canary_limit_seconds, [this] {
-        const std::lock_guard lock(mutex_);
-        return stopping_;
-      });
+      if (stopping()) break;
+      CanaryAnswer a = ask(*serving, known.prompt, mode, options_.watch.canary_limit_seconds, stopping);
+      if (stopping()) break;
       if (!a.error.empty()) {
         log::warn("the canary's first answer in mode {}: {}; it is not watched by", mode_name(mode), a.error);
         continue;
@@ -114,6 +117,12 @@ void Watcher::begin(std::shared_ptr<const Serving> serving) {
   serving_ = std::move(serving);
   canary_ended_ = now;
   idle_since_ = -1;
+}
+
+void Watcher::hush() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = true;
+  changed_.notify_all();
 }
 
 void Watcher::end() {

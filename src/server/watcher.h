@@ -41,6 +41,9 @@ class Watcher {
 
   // The engine has passed the smoke test: learns the canary's first answers (one a mode; blocks for as long as they take) and begins.
   void begin(std::shared_ptr<const Serving> serving);
+  // The service drains: no canary any more, and none that runs or waits goes on (an engine that takes no new requests would keep it
+  // waiting).
+  void hush();
   // The engine goes: nothing of it is used any more when this returns.
   void end();
 

@@ -52,6 +52,13 @@ class SqliteStore final : public Store {
  public:
   SqliteStore(std::string path, StoreOptions options) : path_(std::move(path)), options_(std::move(options)) {}
 
+  // Readers go first: the connection that closes last moves the log into the file and removes it, which one that only reads cannot.
+  ~SqliteStore() override {
+    std::lock_guard lock(readers_mutex_);
+    readers_.clear();
+    writer_.reset();
+  }
+
   Status start(bool read_only) {
     auto migrations = store::ordered_migrations(options_);
     if (!migrations) return migrations.status();

@@ -186,6 +186,19 @@ test('a stop while loading is heard at once and is no failure', async () => {
   }
 });
 
+// The last moments before ready: the canary's first answers are asked for, and an engine that drains takes none.
+test('a stop just before the server is ready is heard at once too', async () => {
+  for (const after of [0, 10, 50, 150]) {
+    const server = await Server.start({ ready: false, args: ['--skip-smoke'] });
+    await eventually('costs are measured', () => /measured in/.test(server.log));
+    await new Promise((done) => setTimeout(done, after));
+    server.signal('SIGTERM');
+    const late = new Promise((done) => setTimeout(() => done('still there after 20 s'), 20_000).unref());
+    assert.deepEqual(await Promise.race([server.exited, late]), { code: 0, signal: null }, server.log);
+    await server.stop();
+  }
+});
+
 test('exit codes: flags 64, model files 65, a port in use 69', async () => {
   const run = (...args) => spawnSync(binary, ['serve', ...args], { encoding: 'utf8', timeout: 60_000 });
   const unknown = run('--modle-path', 'x');

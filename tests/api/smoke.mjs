@@ -340,7 +340,7 @@ describe('other servers', () => {
 
   test('statuses: 401 and 404 are flags, 503 is later, 500 and 429 are said', async () => {
     const status = (code, message, where = 'chat') => against({ [where]: (q, res) => { res.writeHead(code, { 'content-type': 'application/json' }); res.end(JSON.stringify({ error: { message } })); } });
-    for (const [where, code, exit, why] of [['models', 401, 64, /401: no key.*--api-key/], ['chat', 401, 64, /401: no key.*--api-key/], ['chat', 404, 64, /404: no key.*--model/], ['models', 503, 75, /not ready yet: no key/], ['chat', 503, 75, /503: no key/], ['chat', 429, 75, /left no room/], ['chat', 500, 70, /HTTP 500: no key/], ['models', 404, 64, /--model NAME/]]) {
+    for (const [where, code, exit, why] of [['models', 401, 64, /401: no key.*--api-key/], ['chat', 401, 64, /401: no key.*--api-key/], ['chat', 404, 64, /404: no key.*--model/], ['models', 503, 75, /not ready yet: no key/], ['models', 429, 75, /429: no key/], ['models', 502, 75, /502: no key/], ['chat', 503, 75, /503: no key/], ['chat', 429, 75, /left no room/], ['chat', 500, 70, /HTTP 500: no key/], ['models', 404, 64, /--model NAME/]]) {
       const r = await status(code, 'no key', where);
       assert.equal(r.code, exit, `${where} ${code}: ${r.out} ${r.err}`);
       assert.match(r.err + (r.report?.message ?? ''), why);

@@ -212,6 +212,18 @@ test('stuck-round for ever: /livez and /readyz 503, then exit 70 with a row for 
   }
 });
 
+test('stuck-round for ever, and one SIGTERM: the drain\'s time holds all the same', async () => {
+  const server = await Server.start({ program: faultyBinary, args: [...hurry, '--stuck-seconds', '1.5', '--stuck-exit-seconds', '0', '--drain-timeout', '1', '--inject', 'stuck-round:after=12,ms=0'] });
+  const asked = server.chat(long).then((r) => r.status, () => 'cut');
+  await eventually('/livez is 503', async () => (await server.get('/livez')).status === 503, 60);
+  server.signal('SIGTERM');
+  const late = new Promise((done) => setTimeout(() => done('still there after 30 s'), 30_000).unref());
+  assert.deepEqual(await Promise.race([server.exited, late]), { code: 0, signal: null }, server.log.slice(-2000));
+  assert.match(server.log, /a round does not end/);
+  await asked;
+  await server.stop();
+});
+
 test('a round that is stuck for a while: not alive meanwhile, and as before afterwards', async () => {
   await withServer(['stuck-round:after=12,for=1,ms=5000'], ['--stuck-seconds', '1.5', '--stuck-exit-seconds', '60'], async (s) => {
     const asked = s.chat(long);

@@ -127,6 +127,10 @@ TEST_CASE("the flags agree with each other or say why not") {
   CHECK(good("--speculative-algorithm NEXTN --speculative-num-draft-tokens 5").service.engine.nextn_steps == 4);
   CHECK(noted(good("--speculative-algorithm NEXTN --speculative-eagle-topk 4"), "--speculative-eagle-topk 4"));
   CHECK_THAT(refused("--speculative-algorithm NONE --speculative-ddtree-shadow linear"), ContainsSubstring("DDTREE"));
+  CHECK_THAT(refused("--stuck-seconds 60 --stuck-exit-seconds 4"), ContainsSubstring("--stuck-exit-seconds 4"));
+  CHECK(good("--stuck-seconds 60 --stuck-exit-seconds 0").service.watch.stuck_exit_seconds == 0);
+  CHECK_THAT(refused("--load-format dummy"), ContainsSubstring("--model-config"));
+  CHECK_THAT(refused("--model-config qwen3.6-27b"), ContainsSubstring("--load-format dummy"));
   CHECK(good("--speculative-ddtree-budget auto").service.engine.budget == 0);
   CHECK(good("--max-total-tokens 4096 --page-size 64").service.pages == 64);
   CHECK(good("--page-size 64 --max-total-tokens 4096").service.pages == 64);

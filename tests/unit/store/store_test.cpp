@@ -414,6 +414,32 @@ TEST_CASE("rows appear within the promised time without a flush") {
   CHECK(history->health().written == 1);
 }
 
+TEST_CASE("after a clean end the history is one file, also where it was read") {
+  TemporaryFolder folder;
+  const std::string path = folder / "h.db";
+  {
+    auto opened = Store::open(path);
+    REQUIRE(opened.ok());
+    Store& store = **opened;
+    Event event;
+    event.kind = "test", event.message = "kept";
+    event.at_ms = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    store.add_event(event);
+    REQUIRE(store.flush(10).ok());
+    REQUIRE(store.events({}, {}).ok());
+    REQUIRE(store.requests({}, {}).ok());
+  }
+  CHECK_FALSE(std::filesystem::exists(path + "-wal"));
+  CHECK_FALSE(std::filesystem::exists(path + "-shm"));
+  const std::string copy = folder / "copy.db";
+  std::filesystem::copy_file(path, copy);
+  auto again = Store::open(copy);
+  REQUIRE(again.ok());
+  const auto events = (*again)->events({}, {});
+  REQUIRE(events.ok());
+  CHECK(events->total == 1);
+}
+
 TEST_CASE("many threads write and read at once") {
   TemporaryFolder folder;
   StoreOptions options;
