@@ -189,6 +189,38 @@ struct DeltaRule {
   int key_heads, value_heads, key_dim, value_dim, window_rows;  // window_rows: most of any window, a multiple of kRows
 };
 
+// Row i of the window that begins at forest row `first`: its gate (a logarithm), beta, and its parent inside the window (-1: none).
+__device__ __forceinline__ void read_gates(const DeltaRule& a, int head, int first, int i, float* g, float* beta, int16_t* up) {
+  const float x = to_float(a.a[(first + i) * a.a_stride + head]) + a.dt_bias[head];
+  const float softplus = x > 20.0f ? x : log1pf(expf(x));
+  g[i] = -expf(a.a_log[head]) * softplus;
+  beta[i] = 1.0f / (1.0f + expf(-to_float(a.b[(first + i) * a.b_stride + head])));
+  const int p = a.parent[first + i] - first;
+  up[i] = static_cast<int16_t>(p >= 0 ? p : -1);
+}
+
+// Forward substitution over one tile: u_i = beta_i (v_i - base_i - Σ_{j≺i} A_ij u_j). The calling thread owns column `col`; U [n, kSlice]
+// holds v before and u after; A's rows are kPitch apart.
+template <int kPitch>
+__device__ __forceinline__ void substitute(const float* A, const float* base, const float* beta, float* U, int n, int col) {
+  float u[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) u[i] = 0;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    if (i >= n) break;
+    float sum[4] = {base[i * kSlice + col], 0, 0, 0};
+#pragma unroll
+    for (int j = 0; j < i; j += 4) {
+      const float4 c = *reinterpret_cast<const float4*>(A + i * kPitch + j);  // columns past i - 1 meet u = 0
+      sum[0] = fmaf(c.x, u[j], sum[0]), sum[1] = fmaf(c.y, u[j + 1], sum[1]);
+      sum[2] = fmaf(c.z, u[j + 2], sum[2]), sum[3] = fmaf(c.w, u[j + 3], sum[3]);
+    }
+    u[i] = beta[i] * (U[i * kSlice + col] - ((sum[0] + sum[1]) + (sum[2] + sum[3])));
+    U[i * kSlice + col] = u[i];
+  }
+}
+
 struct DeltaShared {  // offsets in floats into dynamic shared memory
   int state, work, base, u, total;
   __host__ __device__ DeltaShared(int key_dim, int window_rows) {
@@ -225,12 +257,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
     const int n = min(window, s.first_row + s.row_count - first);
     __syncthreads();
     for (int i = threadIdx.x; i < n; i += kDeltaThreads) {
-      const float x = to_float(a.a[(first + i) * a.a_stride + head]) + a.dt_bias[head];
-      const float softplus = x > 20.0f ? x : log1pf(expf(x));
-      g[i] = -expf(a.a_log[head]) * softplus;
-      beta[i] = 1.0f / (1.0f + expf(-to_float(a.b[(first + i) * a.b_stride + head])));
-      const int p = a.parent[first + i] - first;
-      up[i] = static_cast<int16_t>(p >= 0 ? p : -1);
+      read_gates(a, head, first, i, g, beta, up);
     }
     __syncthreads();
     // The gate along a row's path, in float64 (it reaches hundreds and differences would cancel), and who stands on the path.
@@ -322,24 +349,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
                 ? to_float(a.c[(first + tile + r) * a.c_stride + 2 * a.key_heads * a.key_dim + head * a.value_dim + column0 + col])
                 : 0.0f;
       __syncthreads();
-      if (threadIdx.x < kSlice) {  // u_i = beta_i (v_i - base_i - Σ_{j≺i} A_ij u_j)
-        float u[kRows];
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) u[i] = 0;
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          if (i >= m) break;
-          float part[4] = {base[i * kSlice + col], 0, 0, 0};
-#pragma unroll
-          for (int j = 0; j < i; j += 4) {
-            const float4 c = *reinterpret_cast<const float4*>(A + i * kRows + j);  // columns past i - 1 meet u = 0
-            part[0] = fmaf(c.x, u[j], part[0]), part[1] = fmaf(c.y, u[j + 1], part[1]);
-            part[2] = fmaf(c.z, u[j + 2], part[2]), part[3] = fmaf(c.w, u[j + 3], part[3]);
-          }
-          u[i] = beta[tile + i] * (U[(tile + i) * kSlice + col] - ((part[0] + part[1]) + (part[2] + part[3])));
-          U[(tile + i) * kSlice + col] = u[i];
-        }
-      }
+      if (threadIdx.x < kSlice) substitute<kRows>(A, base, beta + tile, U + tile * kSlice, m, col);
       __syncthreads();
       for (int r = group; r < m; r += kGroups) {
         float out = base[(kRows + r) * kSlice + col];
@@ -455,15 +465,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_small_kernel(DeltaRule
       U[r * kSlice + col] =
           col < columns ? to_float(a.c[static_cast<int64_t>(first + r) * a.c_stride + 2 * key_columns + head * a.value_dim + column0 + col])
                         : 0.0f;
-    if (threadIdx.x < n) {
-      const int i = threadIdx.x;
-      const float x = to_float(a.a[(first + i) * a.a_stride + head]) + a.dt_bias[head];
-      const float softplus = x > 20.0f ? x : log1pf(expf(x));
-      g[i] = -expf(a.a_log[head]) * softplus;
-      beta[i] = 1.0f / (1.0f + expf(-to_float(a.b[(first + i) * a.b_stride + head])));
-      const int p = a.parent[first + i] - first;
-      up[i] = static_cast<int16_t>(p >= 0 ? p : -1);
-    }
+    if (threadIdx.x < n) read_gates(a, head, first, threadIdx.x, g, beta, up);
     matrix::copy_wait<0>();
     __syncthreads();
     if (threadIdx.x < n) {
@@ -564,24 +566,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_small_kernel(DeltaRule
       }
     }
     __syncthreads();
-    if (threadIdx.x < kSlice) {  // u_i = beta_i (v_i - base_i - Σ_{j≺i} A_ij u_j); v stands in U
-      float u[kRows];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) u[i] = 0;
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        if (i >= n) break;
-        float sum[4] = {base[i * kSlice + col], 0, 0, 0};
-#pragma unroll
-        for (int j = 0; j < i; j += 4) {
-          const float4 c = *reinterpret_cast<const float4*>(A + i * kPitch + j);  // columns past i - 1 meet u = 0
-          sum[0] = fmaf(c.x, u[j], sum[0]), sum[1] = fmaf(c.y, u[j + 1], sum[1]);
-          sum[2] = fmaf(c.z, u[j + 2], sum[2]), sum[3] = fmaf(c.w, u[j + 3], sum[3]);
-        }
-        u[i] = beta[i] * (U[i * kSlice + col] - ((sum[0] + sum[1]) + (sum[2] + sum[3])));
-        U[i * kSlice + col] = u[i];
-      }
-    }
+    if (threadIdx.x < kSlice) substitute<kPitch>(A, base, beta, U, n, col);
     __syncthreads();
     for (int r = group; r < n; r += kGroups) {
       float out = base[(kRows + r) * kSlice + col];
