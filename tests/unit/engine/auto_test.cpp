@@ -6,26 +6,16 @@
 #include <functional>
 #include <future>
 
-#include "base/embedded.h"
 #include "base/log.h"
 #include "engine/sampler.h"
 #include "support/collect.h"
 #include "support/fake_executor.h"
-#include "text/tokenizer.h"
+#include "support/tiny.h"
 
 using namespace ddtree;
 using namespace ddtree::testing;
 
 namespace {
-
-const Tokenizer& tokenizer() {
-  static const Tokenizer t = [] {
-    auto r = Tokenizer::from_json(*embedded_file("models/tiny/target/tokenizer.json"), "", "tokenizer.json");
-    REQUIRE(r.ok());
-    return std::move(*r);
-  }();
-  return t;
-}
 
 // A machine: what passes of so many rows, a draft and a committed row cost.
 struct Machine {
@@ -70,7 +60,7 @@ Outcome run(const Machine& machine, const Load& load, int32_t streams, int32_t r
   options.max_running = streams;
   EngineSeams seams;
   seams.now = [&executor] { return executor.time; };
-  auto engine = start_engine(executor, tokenizer(), options, std::move(seams));
+  auto engine = start_engine(executor, tiny_tokenizer(), options, std::move(seams));
   REQUIRE(engine.ok());
   const double begin = executor.elapsed_ms();
   // Nothing runs until all are submitted: who shares a pass must not depend on how threads are scheduled.
@@ -135,7 +125,7 @@ TEST_CASE("auto leaves the drafter behind under load and catches up when the loa
   EngineOptions options;
   EngineSeams seams;
   seams.now = [&executor] { return executor.time; };
-  auto engine = start_engine(executor, tokenizer(), options, std::move(seams));
+  auto engine = start_engine(executor, tiny_tokenizer(), options, std::move(seams));
   REQUIRE(engine.ok());
   std::promise<void> submitted;
   executor.before_forward = [gate = submitted.get_future().share()](const Forest&, PassOutput*) {

@@ -10,27 +10,17 @@
 #include <thread>
 #include <tuple>
 
-#include "base/embedded.h"
 #include "engine/sampler.h"
 #include "spec/acceptance.h"
 #include "support/collect.h"
 #include "support/fake_executor.h"
-#include "text/tokenizer.h"
+#include "support/tiny.h"
 
 using namespace ddtree;
 using namespace ddtree::testing;
 using Catch::Matchers::ContainsSubstring;
 
 namespace {
-
-const Tokenizer& tokenizer() {
-  static const Tokenizer t = [] {
-    auto r = Tokenizer::from_json(*embedded_file("models/tiny/target/tokenizer.json"), "", "tokenizer.json");
-    REQUIRE(r.ok());
-    return std::move(*r);
-  }();
-  return t;
-}
 
 ExecutorOptions room(int32_t pages = 400, int32_t slots = 8, int32_t max_rows = 512) {
   ExecutorOptions o;
@@ -49,7 +39,7 @@ EngineOptions quick(SpeculationMode mode = SpeculationMode::kNone) {
 }
 
 std::unique_ptr<Engine> start(FakeExecutor& executor, EngineOptions options) {
-  auto e = Engine::start(executor, tokenizer(), std::move(options));
+  auto e = Engine::start(executor, tiny_tokenizer(), std::move(options));
   if (!e) FAIL(e.status().message());
   return std::move(*e);
 }
@@ -111,7 +101,7 @@ TEST_CASE("every mode and budget gives the model's greedy text, and speculation 
         CHECK(got->ids == reference(r.prompt, length));
         CHECK(got->last.finish == FinishReason::kLength);
         CHECK(got->last.stats.completion_tokens == length);
-        CHECK(got->text == tokenizer().decode(got->ids, true));
+        CHECK(got->text == tiny_tokenizer().decode(got->ids, true));
         check_identities(got->last.stats);
         if (mode == SpeculationMode::kDflash && length == 60) CHECK(got->last.stats.rounds < 30);
         if (mode == SpeculationMode::kNone) CHECK(got->last.stats.rounds == length - 1);
@@ -322,7 +312,7 @@ TEST_CASE("shadow notices a tree that foretells what does not come") {
   options.budget = 64;
   EngineSeams seams;
   seams.sampler = std::make_unique<BranchLiar>();
-  auto engine = start_engine(executor, tokenizer(), options, std::move(seams));
+  auto engine = start_engine(executor, tiny_tokenizer(), options, std::move(seams));
   REQUIRE(engine.ok());
   CHECK(run_request(**engine, greedy({4, 4, 2}, 200))->last.stats.shadow_disagreements > 0);
 }
@@ -399,7 +389,7 @@ TEST_CASE("cancel ends a request before its next round and frees everything") {
     CHECK(c->last.finish == FinishReason::kCancelled);
     CHECK(c->ids.size() < 280);
     CHECK(c->last.stats.completion_tokens == static_cast<int32_t>(c->ids.size()));
-    CHECK(c->text == tokenizer().decode(c->ids, true));
+    CHECK(c->text == tiny_tokenizer().decode(c->ids, true));
   }
   check_idle(*engine);
   CHECK(engine->snapshot().requests_cancelled == 12);
@@ -653,10 +643,10 @@ TEST_CASE("requests that cannot work are refused by name") {
   executor.with_drafter = false;
   CHECK_THAT(refusal([](Request& r) { r.mode = SpeculationMode::kDdtree; }), ContainsSubstring("needs a DFlash drafter"));
   EngineOptions bad = quick(SpeculationMode::kDflash);
-  CHECK_FALSE(Engine::start(executor, tokenizer(), bad).ok());
+  CHECK_FALSE(Engine::start(executor, tiny_tokenizer(), bad).ok());
   bad = quick();
   bad.max_running = 1000;
-  CHECK_FALSE(Engine::start(executor, tokenizer(), bad).ok());
+  CHECK_FALSE(Engine::start(executor, tiny_tokenizer(), bad).ok());
 }
 
 TEST_CASE("measuring costs leaves nothing behind and the snapshot counts what was done") {

@@ -6,26 +6,16 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "base/embedded.h"
 #include "engine/engine.h"
 #include "support/collect.h"
 #include "support/fake_executor.h"
-#include "text/tokenizer.h"
+#include "support/tiny.h"
 
 using namespace ddtree;
 using namespace ddtree::testing;
 using Catch::Matchers::ContainsSubstring;
 
 namespace {
-
-const Tokenizer& tokenizer() {
-  static const Tokenizer t = [] {
-    auto r = Tokenizer::from_json(*embedded_file("models/tiny/target/tokenizer.json"), "", "tokenizer.json");
-    REQUIRE(r.ok());
-    return std::move(*r);
-  }();
-  return t;
-}
 
 ExecutorOptions room(int32_t slots = 3) {
   ExecutorOptions o;
@@ -42,7 +32,7 @@ std::unique_ptr<Engine> start(FakeExecutor& executor, SpeculationMode mode, int3
   o.measure_costs = false;
   o.budget = 16;
   o.max_running = max_running;
-  auto e = Engine::start(executor, tokenizer(), o);
+  auto e = Engine::start(executor, tiny_tokenizer(), o);
   if (!e) FAIL(e.status().message());
   return std::move(*e);
 }
