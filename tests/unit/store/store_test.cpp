@@ -12,19 +12,14 @@
 #include "store/columns.h"
 #include "store/database.h"
 #include "store/queries.h"
+#include "unit/store/opened.h"
 #include "unit/store/temporary.h"
 
 using namespace ddtree;
+using test::open_at;
 using test::TemporaryFolder;
 
 namespace {
-
-std::unique_ptr<Store> open_at(const std::string& path, StoreOptions options = {}) {
-  auto opened = Store::open(path, std::move(options));
-  INFO(opened.status().message());
-  REQUIRE(opened.ok());
-  return std::move(*opened);
-}
 
 // Every column different from its default and from the others.
 template <class R>
@@ -86,9 +81,8 @@ RequestRecord sample_request(int64_t received, const std::string& mode, const st
 
 TEST_CASE("every column of every record comes back as it went in") {
   TemporaryFolder folder;
-  StoreOptions options;
+  StoreOptions options = test::ageless();
   options.store_text = true;
-  options.retain_days = 0;
   auto history = open_at(folder / "a/b/ddtree.db", options);
 
   ServiceRun run = filled<ServiceRun>(10);
@@ -172,8 +166,7 @@ TEST_CASE("prompt, answer and token ids stay out unless they were asked for") {
 
 TEST_CASE("requests are filtered, sorted, paged and summed") {
   TemporaryFolder folder;
-  StoreOptions options;
-  options.retain_days = 0;
+  StoreOptions options = test::ageless();
   auto history = open_at(folder / "ddtree.db", options);
   const int64_t first_run = history->begin_run({});
   for (int i = 0; i < 60; ++i) {
@@ -308,7 +301,7 @@ TEST_CASE("a run's life: phases with durations, readiness, its end; ids go on af
 
 TEST_CASE("trees are kept of the last requests only; the requests stay") {
   TemporaryFolder folder;
-  StoreOptions options;
+  StoreOptions options = test::ageless();
   options.tree_requests = 3, options.tree_rounds = 2;
   auto history = open_at(folder / "ddtree.db", options);
   std::vector<int64_t> ids;
@@ -346,7 +339,7 @@ TEST_CASE("retention by days removes what is older, and nothing else") {
       REQUIRE(history->flush().ok());
     }
   }
-  StoreOptions options;
+  StoreOptions options = test::ageless();
   options.retain_days = 30;
   auto history = open_at(path, options);
   int64_t left = 0;
@@ -369,7 +362,7 @@ TEST_CASE("retention by days removes what is older, and nothing else") {
 TEST_CASE("retention by size shrinks the file, oldest requests first") {
   TemporaryFolder folder;
   const std::string path = folder / "ddtree.db";
-  StoreOptions options;
+  StoreOptions options = test::ageless();
   options.store_text = true, options.retain_bytes = 0;
   {
     auto history = open_at(path, options);
@@ -442,7 +435,7 @@ TEST_CASE("after a clean end the history is one file, also where it was read") {
 
 TEST_CASE("many threads write and read at once") {
   TemporaryFolder folder;
-  StoreOptions options;
+  StoreOptions options = test::ageless();
   options.full_wait_ms = 20'000;
   auto history = open_at(folder / "ddtree.db", options);
   std::vector<std::thread> threads;

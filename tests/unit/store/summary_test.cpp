@@ -12,19 +12,14 @@
 
 #include "store/database.h"
 #include "store/store.h"
+#include "unit/store/opened.h"
 #include "unit/store/temporary.h"
 
 using namespace ddtree;
+using test::open_at;
 using test::TemporaryFolder;
 
 namespace {
-
-std::unique_ptr<Store> open_at(const std::string& path, StoreOptions options = {}) {
-  auto opened = Store::open(path, std::move(options));
-  INFO(opened.status().message());
-  REQUIRE(opened.ok());
-  return std::move(*opened);
-}
 
 std::vector<RequestRecord> some_requests(int count) {
   std::mt19937 random(5);
@@ -277,7 +272,7 @@ TEST_CASE("a disk that refuses degrades the history, says so in memory, and is w
 TEST_CASE("a locked history waits for its lock, and a flapping disk does not fill the memory with events") {
   TemporaryFolder folder;
   std::atomic<bool> refuse{false};
-  StoreOptions options;
+  StoreOptions options = test::ageless();
   options.before_commit = [&] { return refuse ? Status(Code::kStorage, "database is locked (SQLite code 5)") : Status(); };
   auto history = open_at(folder / "ddtree.db", options);
   REQUIRE(history->flush().ok());
