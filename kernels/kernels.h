@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "ops/backend.h"
+#include "ops/cuda/layout.h"
 
 namespace ddtree::kernels {
 
@@ -91,7 +92,7 @@ struct DeltaWork {
   float* q = nullptr;     // [rows, key_heads, key_dim] normed and scaled
   float* dots = nullptr;  // [rows, key_heads, kDeltaPath, 2]: k_j·k_i, k_j·q_i for the j-th row of i's window
 };
-inline constexpr int kDeltaPath = 320;  // most rows of a tentative segment; certain ones run by ops::kDeltaChunk
+using ops::cuda::kDeltaPath;
 cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace);
 cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const DeltaStorage& states, const TraceStorage& trace,
                        const DeltaWork& work);
@@ -103,7 +104,7 @@ cudaError_t finish_logits(cudaStream_t stream, const ops::Tensor& logits, int64_
 // The top_k best columns of every row, best first, ties by smaller id: token and score [rows, top_k] (log-probabilities, or the logits
 // themselves); bad [rows] set to 1 where a row holds a NaN or an infinity, else untouched. cudaErrorNotSupported: too many for this form
 // (top_k > 64, or above 4,096 candidates); top_k_log_probs serves.
-int64_t top_k_work_bytes(int64_t rows, int64_t vocab, int top_k);
+// work: ops::cuda::layout::logits_work(rows, real_vocab, top_k) bytes.
 cudaError_t best_of_rows(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, bool log_probs, void* work,
                          int32_t* token, float* score, int32_t* bad);
 cudaError_t top_k_log_probs(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, int32_t* token, float* log_prob,

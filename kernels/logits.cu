@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- the fast form: a row is cut into slices of kSlice logits that sit in registers; each slice gives its best candidates and the sum of
 // its exponentials, a second launch joins a row's slices. Two passes over L2-resident data instead of top_k.
-constexpr int kSlice = 8192, kSliceThreads = 256, kHeld = kSlice / kSliceThreads, kMostFast = 64;
+constexpr int kSlice = ops::cuda::kLogitSlice, kSliceThreads = 256, kHeld = kSlice / kSliceThreads, kMostFast = 64;
 
 struct SliceResult {
   float top;   // largest logit, -inf where the slice is empty
@@ -96,6 +96,8 @@ struct Best {
   float value;
   int id;
 };
+// The workspace is sized without CUDA's headers.
+static_assert(sizeof(SliceResult) == ops::cuda::kLogitSliceSum && sizeof(Best) == ops::cuda::kLogitBest);
 __device__ __forceinline__ Best better(Best a, Best b) { return before(b.value, b.id, a.value, a.id) ? b : a; }
 // Best over the block, in every thread.
 __device__ __forceinline__ Best block_best(Best b, Best* shared) {
@@ -211,11 +213,6 @@ __global__ void __launch_bounds__(kSliceThreads) join_kernel(const Best* best, c
 cudaError_t finish_logits(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int32_t* bad_row) {
   return launch(finish_kernel, dim3(static_cast<unsigned>(logits.rows)), dim3(512), 0, stream, as_f32(logits), logits.stride, logits.cols,
                 real_vocab, bad_row);
-}
-
-int64_t top_k_work_bytes(int64_t rows, int64_t vocab, int top_k) {
-  const int64_t slices = (vocab + kSlice - 1) / kSlice;
-  return rows * slices * (top_k * static_cast<int64_t>(sizeof(Best)) + static_cast<int64_t>(sizeof(SliceResult))) + 256;
 }
 
 cudaError_t best_of_rows(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, bool log_probs, void* work,

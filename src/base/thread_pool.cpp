@@ -62,12 +62,14 @@ struct ThreadPool::Impl {
   }
 };
 
+int usable_cores() {
+  cpu_set_t set;
+  const int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(n, 1);
+}
+
 ThreadPool::ThreadPool(int threads) : threads_(threads), impl_(std::make_unique<Impl>()) {
-  if (threads_ <= 0) {
-    cpu_set_t set;
-    threads_ = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
-    threads_ = std::max(threads_, 1);
-  }
+  if (threads_ <= 0) threads_ = usable_cores();
   for (int i = 1; i < threads_; ++i) impl_->workers.emplace_back([this] { impl_->work(); });
 }
 

@@ -7,6 +7,8 @@
 
 namespace ddtree {
 
+int usable_cores();  // that this process may use; at least 1
+
 class ThreadPool {
  public:
   // threads counts the caller: 1 runs everything inline. 0 = one for each core this process may use.

@@ -1,6 +1,7 @@
 #include "nn/cuda_executor.h"
 
 #ifdef DDTREE_HAS_CUDA
+#include "nn/footprint.h"
 #include "nn/pair_executor.h"
 #include "ops/cuda/cuda_backend.h"
 #endif
@@ -9,7 +10,15 @@ namespace ddtree {
 
 #ifdef DDTREE_HAS_CUDA
 Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, ExecutorOptions options, int device, bool portable) {
-  auto backend = ops::cuda::CudaBackend::create({.device = device, .portable_kernels = portable});
+  ops::cuda::CudaOptions cuda{.device = device, .portable_kernels = portable};
+  if (!options.single_allocations) {
+    auto footprint = PairFootprint::of(pair, ops::DeviceKind::kCuda);
+    if (!footprint.ok()) return footprint.status();
+    auto planned = footprint->with(options);
+    if (!planned.ok()) return planned.status();
+    cuda.arena_bytes = planned->total();
+  }
+  auto backend = ops::cuda::CudaBackend::create(cuda);
   if (!backend.ok()) return backend.status();
   auto executor = nn::PairExecutor::create(std::move(*backend), pair, options);
   if (!executor.ok()) return executor.status();

@@ -18,10 +18,12 @@ Drafter::Drafter(ops::Backend* backend, const DrafterSpec& spec, DrafterLimits l
             .eps = spec.norm_eps};
 }
 
-Result<std::unique_ptr<Drafter>> Drafter::create(ops::Backend* backend, const DrafterSpec& spec, const DrafterTensors& tensors,
+Result<std::unique_ptr<Drafter>> Drafter::create(ops::Backend* backend, const DrafterSpec& spec, const DrafterTensors* tensors,
                                                  DrafterLimits limits, const ops::Weight* embedding, const ops::RopeTable* rope) {
   std::unique_ptr<Drafter> drafter(new Drafter(backend, spec, limits, embedding, rope));
-  DDTREE_RETURN_IF_ERROR(drafter->load(tensors));
+  backend->set_owner(ops::MemoryOwner::kDrafter);
+  if (tensors) DDTREE_RETURN_IF_ERROR(drafter->load(*tensors));
+  DDTREE_RETURN_IF_ERROR(drafter->make_storage());
   return drafter;
 }
 
@@ -43,10 +45,15 @@ Status Drafter::load(const DrafterTensors& tensors) {
     k_norms.resize(k_norms.size() + shape_.head_dim);
     to_float32(t.attention.k_norm, k_norms.data() + k_norms.size() - shape_.head_dim);
   }
-  const auto count = static_cast<int32_t>(layers_.size());
   DDTREE_ASSIGN(context_kv_, backend_->pack_weight(kv));
-  DDTREE_ASSIGN(context_k_norm_, backend_->constant(k_norms, count, shape_.head_dim));
+  DDTREE_ASSIGN(context_k_norm_, backend_->constant(k_norms, static_cast<int64_t>(layers_.size()), shape_.head_dim));
+  return {};
+}
 
+Status Drafter::make_storage() {
+  const auto count = static_cast<int32_t>(spec_.layers.size());
+  const int64_t taps = static_cast<int64_t>(spec_.taps.size()) * shape_.hidden,
+                kv_columns = int64_t{count} * 2 * shape_.kv_heads * shape_.head_dim;
   const ops::Element element = backend_->activation();
   const ops::KvShape shape{.layers = count, .kv_heads = shape_.kv_heads, .head_dim = shape_.head_dim};
   DDTREE_ASSIGN(kv_, backend_->make_kv_pool(shape, limits_.pages, limits_.page_size));
@@ -54,10 +61,10 @@ Status Drafter::load(const DrafterTensors& tensors) {
   DDTREE_ASSIGN(scratch_,
                 backend_->make_kv_scratch({.layers = 1, .kv_heads = shape_.kv_heads, .head_dim = shape_.head_dim}, limits_.block_rows));
   DDTREE_ASSIGN(buffers_, make_buffers(backend_, shape_, limits_.block_rows, shape_.packed(), int64_t{shape_.heads} * shape_.head_dim));
-  DDTREE_ASSIGN(features_, backend_->make_tensor(limits_.context_rows, fc_->k(), element));
+  DDTREE_ASSIGN(features_, backend_->make_tensor(limits_.context_rows, taps, element));
   DDTREE_ASSIGN(context_, backend_->make_tensor(limits_.context_rows, shape_.hidden, element));
   DDTREE_ASSIGN(context_normed_, backend_->make_tensor(limits_.context_rows, shape_.hidden, element));
-  DDTREE_ASSIGN(kv_rows_, backend_->make_tensor(limits_.context_rows, context_kv_->n(), element));
+  DDTREE_ASSIGN(kv_rows_, backend_->make_tensor(limits_.context_rows, kv_columns, element));
   DDTREE_ASSIGN(hidden_, backend_->make_tensor(limits_.block_rows, shape_.hidden, element));
   return {};
 }

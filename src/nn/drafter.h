@@ -21,8 +21,8 @@ struct DrafterLimits {
 
 class Drafter {
  public:
-  // `embedding` is the target's. `rope` must cover every position of a block.
-  static Result<std::unique_ptr<Drafter>> create(ops::Backend* backend, const DrafterSpec& spec, const DrafterTensors& tensors,
+  // `embedding` is the target's. `rope` must cover every position of a block. Without tensors there are no weights (for plans).
+  static Result<std::unique_ptr<Drafter>> create(ops::Backend* backend, const DrafterSpec& spec, const DrafterTensors* tensors,
                                                  DrafterLimits limits, const ops::Weight* embedding, const ops::RopeTable* rope);
 
   // Where the features of newly committed rows go before feed(): [context_rows, taps · H], in the order of spec.taps.
@@ -46,6 +46,7 @@ class Drafter {
 
   Drafter(ops::Backend* backend, const DrafterSpec& spec, DrafterLimits limits, const ops::Weight* embedding, const ops::RopeTable* rope);
   Status load(const DrafterTensors& tensors);
+  Status make_storage();
 
   ops::Backend* backend_;
   DrafterSpec spec_;

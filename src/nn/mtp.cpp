@@ -6,10 +6,12 @@
 
 namespace ddtree::nn {
 
-Result<std::unique_ptr<Mtp>> Mtp::create(ops::Backend* backend, const MtpTensors& tensors, const LayerShape& shape, MtpLimits limits,
+Result<std::unique_ptr<Mtp>> Mtp::create(ops::Backend* backend, const MtpTensors* tensors, const LayerShape& shape, MtpLimits limits,
                                          const ops::Weight* embedding, const ops::RopeTable* rope) {
   std::unique_ptr<Mtp> mtp(new Mtp(backend, shape, limits, embedding, rope));
-  DDTREE_RETURN_IF_ERROR(mtp->load(tensors));
+  backend->set_owner(ops::MemoryOwner::kMtp);
+  if (tensors) DDTREE_RETURN_IF_ERROR(mtp->load(*tensors));
+  DDTREE_RETURN_IF_ERROR(mtp->make_storage());
   return mtp;
 }
 
@@ -22,7 +24,10 @@ Status Mtp::load(const MtpTensors& tensors) {
   DDTREE_ASSIGN(post_norm_, backend_->norm_weight(tensors.layer.post_attention_norm, 1.0f));
   DDTREE_ASSIGN(attention_, pack_attention(backend_, tensors.layer.attention, true));
   DDTREE_ASSIGN(mlp_, pack_mlp(backend_, tensors.layer.mlp));
+  return {};
+}
 
+Status Mtp::make_storage() {
   const int64_t rows = limits_.max_rows, hidden = shape_.hidden;
   const ops::Element element = backend_->activation();
   const ops::KvShape kv{.layers = 1, .kv_heads = shape_.kv_heads, .head_dim = shape_.head_dim};

@@ -18,8 +18,8 @@ struct MtpLimits {
 
 class Mtp {
  public:
-  // `shape` and `embedding` are the target's.
-  static Result<std::unique_ptr<Mtp>> create(ops::Backend* backend, const MtpTensors& tensors, const LayerShape& shape, MtpLimits limits,
+  // `shape` and `embedding` are the target's. Without tensors there are no weights (for plans).
+  static Result<std::unique_ptr<Mtp>> create(ops::Backend* backend, const MtpTensors* tensors, const LayerShape& shape, MtpLimits limits,
                                              const ops::Weight* embedding, const ops::RopeTable* rope);
 
   // Rows of `forest` are MTP rows: token = the token after the row's position, hidden state = `hidden`[from[r]] (staged [rows]).
@@ -35,6 +35,7 @@ class Mtp {
   Mtp(ops::Backend* backend, const LayerShape& shape, MtpLimits limits, const ops::Weight* embedding, const ops::RopeTable* rope)
       : backend_(backend), shape_(shape), limits_(limits), embed_(embedding), rope_(rope) {}
   Status load(const MtpTensors& tensors);
+  Status make_storage();
 
   ops::Backend* backend_;
   LayerShape shape_;

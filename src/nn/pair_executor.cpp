@@ -24,18 +24,29 @@ constexpr int32_t kDraftRows = 256;  // rows of one draft pass: more queries tha
 
 }  // namespace
 
+PairParts parts_of(const LoadedPair& pair) {
+  PairParts parts{.target = &pair.spec, .tensors = &pair.tensors, .mtp = pair.has_mtp()};
+  if (pair.drafter) parts.drafter = &pair.drafter->spec, parts.drafter_tensors = &pair.drafter->tensors;
+  return parts;
+}
+
 Result<std::unique_ptr<PairExecutor>> PairExecutor::create(std::unique_ptr<ops::Backend> backend, const LoadedPair& pair,
+                                                           ExecutorOptions options, const Probe& probe) {
+  return create(std::move(backend), parts_of(pair), options, probe);
+}
+
+Result<std::unique_ptr<PairExecutor>> PairExecutor::create(std::unique_ptr<ops::Backend> backend, const PairParts& parts,
                                                            ExecutorOptions options, const Probe& probe) {
   std::unique_ptr<PairExecutor> executor(new PairExecutor());
   executor->backend_ = std::move(backend);
-  executor->spec_ = pair.spec;
+  executor->spec_ = *parts.target;
   executor->options_ = options;
-  DDTREE_RETURN_IF_ERROR(executor->check_options(pair));
-  DDTREE_RETURN_IF_ERROR(executor->load(pair, probe));
+  DDTREE_RETURN_IF_ERROR(executor->check_options(parts));
+  DDTREE_RETURN_IF_ERROR(executor->load(parts, probe));
   return executor;
 }
 
-Status PairExecutor::check_options(const LoadedPair& pair) {
+Status PairExecutor::check_options(const PairParts& parts) {
   ExecutorOptions& o = options_;
   DDTREE_RETURN_IF_ERROR(positive("page_size", o.page_size));
   DDTREE_RETURN_IF_ERROR(positive("pages", o.pages));
@@ -53,14 +64,14 @@ Status PairExecutor::check_options(const LoadedPair& pair) {
     return invalid(
         fmt::format("executor option real_vocab is {}: the checkpoint has {} rows of embed_tokens", o.real_vocab, spec_.vocab_size));
   }
-  if (pair.drafter && pair.drafter->spec.hidden_size != spec_.hidden_size) {
-    return {Code::kBadModel,
-            fmt::format("drafter hidden_size {} is not the target's {}", pair.drafter->spec.hidden_size, spec_.hidden_size)};
+  DDTREE_RETURN_IF_ERROR(positive("top_k", o.top_k));
+  if (parts.drafter && parts.drafter->hidden_size != spec_.hidden_size) {
+    return {Code::kBadModel, fmt::format("drafter hidden_size {} is not the target's {}", parts.drafter->hidden_size, spec_.hidden_size)};
   }
   return {};
 }
 
-Status PairExecutor::load(const LoadedPair& pair, const Probe& probe) {
+Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   const ExecutorOptions& o = options_;
   const int64_t room = int64_t{o.pages} * o.page_size;
   const int64_t positions = spec_.max_positions > 0 ? std::min(spec_.max_positions, room) : room;
@@ -71,7 +82,7 @@ Status PairExecutor::load(const LoadedPair& pair, const Probe& probe) {
              .page_size = o.page_size,
              .vocab = spec_.vocab_size,
              .max_positions = positions};
-  const DrafterSpec* draft = pair.drafter ? &pair.drafter->spec : nullptr;
+  const DrafterSpec* draft = parts.drafter;
   const int64_t block = draft ? draft->block_size : 0;
   if (draft) blocks_ = static_cast<int32_t>(std::clamp<int64_t>(kDraftRows / block, 1, o.slots));
   const int64_t rows = std::max<int64_t>({o.max_rows, blocks_ * block, o.slots});
@@ -85,42 +96,50 @@ Status PairExecutor::load(const LoadedPair& pair, const Probe& probe) {
   limits.max_linear_inputs = std::max({spec_.hidden_size * 2, spec_.intermediate_size, spec_.heads * spec_.head_dim,
                                        spec_.value_heads * spec_.value_dim, static_cast<int64_t>(captures.size()) * spec_.hidden_size,
                                        draft ? std::max(draft->intermediate_size, draft->heads * draft->head_dim) : 0});
-  limits.staged_bytes = ForestArrays::staged_bytes(rows, rows, std::max(rows, int64_t{o.slots}) * ((positions + ahead) / o.page_size + 2)) +
-                        8 * rows * 4 + 1024;
+  // Every segment of a pass has a slot of its own.
+  limits.staged_bytes = ForestArrays::staged_bytes(rows, o.slots, o.slots * ((positions + ahead) / o.page_size + 2)) + 12 * rows * 4 + 1024;
+  const int64_t draft_rows = std::max<int64_t>(draft ? blocks_ * (block - 1) : 0, parts.mtp ? o.slots : 0);
+  limits.vocab = spec_.vocab_size;
+  limits.max_logit_rows = o.max_logit_rows;
+  limits.max_draft_rows = draft_rows;
+  limits.max_top_k = std::min<int64_t>(o.top_k, o.real_vocab);
   DDTREE_RETURN_IF_ERROR(backend_->set_limits(limits));
 
+  backend_->set_owner(ops::MemoryOwner::kTarget);
   const ops::RopeTable* rope = nullptr;
   DDTREE_ASSIGN(rope, backend_->make_rope(positions + ahead, spec_.rotary_dim, spec_.rope_theta));
   DDTREE_ASSIGN(
       target_,
-      Target::create(backend_.get(), spec_, pair.tensors,
+      Target::create(backend_.get(), spec_, parts.tensors,
                      {.max_rows = o.max_rows, .slots = o.slots, .pages = o.pages, .page_size = o.page_size, .captures = captures}, rope));
-  if (pair.tensors.mtp) {
+  if (parts.mtp) {
     DDTREE_ASSIGN(
         mtp_,
         Mtp::create(
-            backend_.get(), *pair.tensors.mtp, target_->shape(),
+            backend_.get(), parts.tensors ? &*parts.tensors->mtp : nullptr, target_->shape(),
             {.max_rows = static_cast<int32_t>(std::max(o.max_rows, o.slots)), .slots = o.slots, .pages = o.pages, .page_size = o.page_size},
             target_->embedding(), rope));
     all_mtp_rows_ = probe.all_mtp_rows;
   }
   if (draft) {
+    backend_->set_owner(ops::MemoryOwner::kDrafter);
     const ops::RopeTable* draft_rope = nullptr;
     DDTREE_ASSIGN(draft_rope, backend_->make_rope(positions + ahead, draft->head_dim, draft->rope_theta));
     DDTREE_ASSIGN(
         drafter_,
         Drafter::create(
-            backend_.get(), *draft, pair.drafter->tensors,
+            backend_.get(), *draft, parts.drafter_tensors,
             {.context_rows = o.max_rows, .block_rows = static_cast<int32_t>(blocks_ * block), .pages = o.pages, .page_size = o.page_size},
             target_->embedding(), draft_rope));
   }
+  backend_->set_owner(ops::MemoryOwner::kHead);
   DDTREE_ASSIGN(wanted_, backend_->make_tensor(o.max_logit_rows, spec_.hidden_size, backend_->activation()));
   DDTREE_ASSIGN(logits_, backend_->make_tensor(o.max_logit_rows, spec_.vocab_size, ops::Element::kFloat32));
-  const int64_t draft_rows = std::max<int64_t>(draft ? blocks_ * (block - 1) : 0, mtp_ ? o.slots : 0);
   if (draft_rows > 0) {
     DDTREE_ASSIGN(draft_wanted_, backend_->make_tensor(draft_rows, spec_.hidden_size, backend_->activation()));
     DDTREE_ASSIGN(draft_logits_, backend_->make_tensor(draft_rows, spec_.vocab_size, ops::Element::kFloat32));
   }
+  backend_->set_owner(ops::MemoryOwner::kPass);
   mtp_position_.assign(o.slots, -1);
   return backend_->finish();
 }

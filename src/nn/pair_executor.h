@@ -23,9 +23,21 @@ struct Probe {
   bool all_mtp_rows = false;      // commit() finishes the MTP layer for every row it feeds, not only the last
 };
 
+// What an executor is made of. Without tensors it has no weights and computes nothing: for plans (nn/footprint.h).
+struct PairParts {
+  const ModelSpec* target = nullptr;
+  const TargetTensors* tensors = nullptr;
+  bool mtp = false;
+  const DrafterSpec* drafter = nullptr;  // null: none
+  const DrafterTensors* drafter_tensors = nullptr;
+};
+PairParts parts_of(const LoadedPair& pair);
+
 class PairExecutor final : public Executor {
  public:
   static Result<std::unique_ptr<PairExecutor>> create(std::unique_ptr<ops::Backend> backend, const LoadedPair& pair,
+                                                      ExecutorOptions options, const Probe& probe = {});
+  static Result<std::unique_ptr<PairExecutor>> create(std::unique_ptr<ops::Backend> backend, const PairParts& parts,
                                                       ExecutorOptions options, const Probe& probe = {});
 
   const ModelSpec& target() const override { return spec_; }
@@ -55,8 +67,8 @@ class PairExecutor final : public Executor {
 
  private:
   PairExecutor() = default;
-  Status load(const LoadedPair& pair, const Probe& probe);
-  Status check_options(const LoadedPair& pair);
+  Status load(const PairParts& parts, const Probe& probe);
+  Status check_options(const PairParts& parts);
   Status check_accepted(std::span<const Accepted> accepted) const;
   Status feed_drafter(std::span<const Accepted> accepted);
   Status feed_mtp(std::span<const Accepted> accepted);

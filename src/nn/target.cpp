@@ -24,10 +24,11 @@ Target::Target(ops::Backend* backend, const ModelSpec& spec, TargetLimits limits
                   .conv_width = static_cast<int32_t>(spec.conv_width)};
 }
 
-Result<std::unique_ptr<Target>> Target::create(ops::Backend* backend, const ModelSpec& spec, const TargetTensors& tensors,
+Result<std::unique_ptr<Target>> Target::create(ops::Backend* backend, const ModelSpec& spec, const TargetTensors* tensors,
                                                TargetLimits limits, const ops::RopeTable* rope) {
   std::unique_ptr<Target> target(new Target(backend, spec, std::move(limits), rope));
-  DDTREE_RETURN_IF_ERROR(target->load(tensors));
+  if (tensors) DDTREE_RETURN_IF_ERROR(target->load(*tensors));
+  DDTREE_RETURN_IF_ERROR(target->make_storage());
   return target;
 }
 
@@ -49,9 +50,12 @@ Result<Target::DeltaWeights> Target::pack_delta(const GatedDeltaTensors& tensors
 }
 
 Status Target::load(const TargetTensors& tensors) {
+  backend_->set_owner(ops::MemoryOwner::kEmbedding);
   DDTREE_ASSIGN(embed_, backend_->pack_weight(std::array{tensors.embed}));
   head_ = embed_;
+  backend_->set_owner(ops::MemoryOwner::kHead);
   if (!tensors.tied_head) DDTREE_ASSIGN(head_, backend_->pack_weight(std::array{tensors.lm_head}));
+  backend_->set_owner(ops::MemoryOwner::kTarget);
   DDTREE_ASSIGN(final_norm_, backend_->norm_weight(tensors.final_norm, 1.0f));
   int32_t count[2] = {0, 0};
   for (const TargetLayer& t : tensors.layers) {
@@ -68,9 +72,14 @@ Status Target::load(const TargetTensors& tensors) {
     DDTREE_ASSIGN(layer.mlp, pack_mlp(backend_, t.mlp));
     layers_.push_back(layer);
   }
+  return {};
+}
+
+Status Target::make_storage() {
+  backend_->set_owner(ops::MemoryOwner::kTarget);
   const int64_t rows = limits_.max_rows;
   const ops::Element element = backend_->activation();
-  const int32_t full = count[static_cast<int>(LayerKind::kFullAttention)];
+  const auto full = static_cast<int32_t>(std::count(spec_.layers.begin(), spec_.layers.end(), LayerKind::kFullAttention));
   int64_t packed = 0, output = 0;
   if (full > 0) {
     const ops::KvShape kv{.layers = full, .kv_heads = shape_.kv_heads, .head_dim = shape_.head_dim};
@@ -90,6 +99,7 @@ Status Target::load(const TargetTensors& tensors) {
   DDTREE_ASSIGN(buffers_, make_buffers(backend_, shape_, rows, packed, output));
   DDTREE_ASSIGN(hidden_, backend_->make_tensor(rows, shape_.hidden, element));
   if (!limits_.captures.empty()) {
+    backend_->set_owner(ops::MemoryOwner::kDrafter);
     DDTREE_ASSIGN(features_, backend_->make_tensor(rows, static_cast<int64_t>(limits_.captures.size()) * shape_.hidden, element));
   }
   return {};

@@ -21,8 +21,9 @@ struct TargetLimits {
 
 class Target {
  public:
-  // Packs the weights and makes pools, scratch and buffers. `rope` must cover every position.
-  static Result<std::unique_ptr<Target>> create(ops::Backend* backend, const ModelSpec& spec, const TargetTensors& tensors,
+  // Packs the weights and makes pools, scratch and buffers. `rope` must cover every position. Without tensors there are no weights: that
+  // is for plans, which count what the rest takes.
+  static Result<std::unique_ptr<Target>> create(ops::Backend* backend, const ModelSpec& spec, const TargetTensors* tensors,
                                                 TargetLimits limits, const ops::RopeTable* rope);
 
   // Runs all layers and the final norm. Certain segments advance pages, states and windows; tentative ones leave factors and scratch.
@@ -60,6 +61,7 @@ class Target {
 
   Target(ops::Backend* backend, const ModelSpec& spec, TargetLimits limits, const ops::RopeTable* rope);
   Status load(const TargetTensors& tensors);
+  Status make_storage();
   Result<DeltaWeights> pack_delta(const GatedDeltaTensors& tensors);
   void run_delta(const Layer& layer, const ops::Forest& forest);
   void run_attention(const Layer& layer, const ops::Forest& forest);

@@ -16,8 +16,10 @@
 #include "ops/attention.h"
 #include "ops/delta.h"
 #include "ops/forest.h"
+#include "ops/limits.h"
 #include "ops/linear.h"
 #include "ops/logits.h"
+#include "ops/memory.h"
 #include "ops/norm.h"
 #include "ops/rates.h"
 #include "ops/rows.h"
@@ -26,21 +28,23 @@
 
 namespace ddtree::ops {
 
-// Arrays staged for one use must outlive another's: a draft runs between forward() and the next, and so on.
-enum class Lane : uint8_t { kPass, kCommit, kDraft };
-inline constexpr int kLanes = 3;
-
-struct BackendLimits {
-  int64_t max_rows = 0;           // of any op
-  int64_t max_positions = 0;      // largest context + rows that attention can meet
-  int64_t max_linear_inputs = 0;  // largest K
-  int64_t staged_bytes = 0;       // of one lane
+// The matrix that pack_weight() makes of parts: rows one below another.
+struct PackedShape {
+  int64_t n = 0, k = 0;
+  bool bf16 = true;  // all parts are
 };
+// kBadModel naming the part that does not stand below the others.
+Result<PackedShape> packed_shape(std::span<const TensorView> parts);
 
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual const char* name() const = 0;  // for logs: "cpu avx512"
+
+  // Whose the next allocations are, and what was taken so far. Every allocation is booked, and sized by the backend's layout.h, from which
+  // the memory plan comes too.
+  void set_owner(MemoryOwner owner) { ledger_.set_owner(owner); }
+  const MemoryLedger& ledger() const { return ledger_; }
 
   // --- set-up. kDoesNotFit with the size in MiB where memory ends; kBadModel for shapes the backend cannot run. ------------------------
   virtual Status set_limits(const BackendLimits& limits) = 0;                           // once, before any op
@@ -99,6 +103,9 @@ class Backend {
   virtual void time_ops(bool) {}
   virtual std::vector<OpTime> op_times() { return {}; }
   virtual Result<DeviceRates> measure_rates() { return Status(Code::kUnavailable, "this backend measures no rates"); }
+
+ protected:
+  MemoryLedger ledger_;
 };
 
 }  // namespace ddtree::ops

@@ -19,6 +19,7 @@ std::unique_ptr<Executor> card_executor(bool portable) {
   o.pages = 256;
   o.slots = 8;
   o.max_rows = 8 * 257 + 64;
+  o.single_allocations = true;
   auto r = make_cuda_executor(tiny_pair(), o, 0, portable);
   if (!r.ok() && r.status().code() == Code::kUnavailable) SKIP(r.status().message());
   INFO(r.status().message());

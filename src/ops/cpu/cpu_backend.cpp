@@ -15,12 +15,6 @@ Status no_memory(const char* what, int64_t bytes) {
   return {Code::kDoesNotFit, fmt::format("{}: {} MiB could not be allocated", what, (bytes >> 20) + 1)};
 }
 
-template <class T>
-Status allocate(Block<T>* block, int64_t count, const char* what) {
-  if (block->allocate(count)) return {};
-  return no_memory(what, count * static_cast<int64_t>(sizeof(T)));
-}
-
 Status multiple_of_16(const char* what, int64_t n) {
   if (n > 0 && n % kLanes16 == 0) return {};
   return {Code::kBadModel, fmt::format("{} is {}: the CPU kernels need a positive multiple of {}", what, n, kLanes16)};
@@ -45,51 +39,57 @@ T* CpuBackend::keep(A&&... a) {
   return owned.get();
 }
 
+template <class T>
+Status CpuBackend::allocate(Block<T>* block, int64_t count, MemoryUse use, const char* what) {
+  if (!block->allocate(count)) return no_memory(what, count * static_cast<int64_t>(sizeof(T)));
+  ledger_.book(use, layout::block_bytes(count, sizeof(T)));
+  return {};
+}
+
 Status CpuBackend::set_limits(const BackendLimits& limits) {
   limits_ = limits;
-  const int64_t tiles = (limits.max_rows + kTileRows - 1) / kTileRows;
-  DDTREE_RETURN_IF_ERROR(allocate(&packed_, tiles * kTileRows * limits.max_linear_inputs, "linear workspace"));
-  for (auto& lane : lanes_) DDTREE_RETURN_IF_ERROR(allocate(&lane, limits.staged_bytes, "staged arrays"));
-  return reserve_worker(kTileRows * kPanelColumns * 4);
+  DDTREE_RETURN_IF_ERROR(allocate(&packed_, layout::linear_floats(limits), MemoryUse::kWorkspace, "linear workspace"));
+  for (auto& lane : lanes_) DDTREE_RETURN_IF_ERROR(allocate(&lane, limits.staged_bytes, MemoryUse::kStaging, "staged arrays"));
+  return reserve_worker(layout::kLinearWorker);
 }
 
 Status CpuBackend::reserve_worker(int64_t floats) {
   if (floats <= worker_floats_) return {};
+  for (auto& w : workers_) {
+    if (!w.allocate(floats)) return no_memory("op workspace", floats * 4);
+    // Whoever asks for more, the space is for every op.
+    ledger_.book(MemoryOwner::kPass, MemoryUse::kWorkspace,
+                 layout::block_bytes(floats, 4) - (worker_floats_ > 0 ? layout::block_bytes(worker_floats_, 4) : 0));
+  }
   worker_floats_ = floats;
-  for (auto& w : workers_) DDTREE_RETURN_IF_ERROR(allocate(&w, floats, "op workspace"));
   return {};
 }
 
 Result<Tensor> CpuBackend::make_tensor(int64_t rows, int64_t cols, Element element) {
   if (element != Element::kFloat32) return Status(Code::kEngineFault, "the CPU backend keeps activations as float32");
+  return new_tensor(rows, cols, MemoryUse::kActivations, "activations");
+}
+
+Result<Tensor> CpuBackend::new_tensor(int64_t rows, int64_t cols, MemoryUse use, const char* what) {
   auto* block = keep<Block<float>>();
-  // Rows end on a vector, so that kernels of whole vectors may read (never use) past the last column.
-  if (!block->allocate(rows * cols + kLanes16)) return no_memory("activations", rows * cols * 4);
+  DDTREE_RETURN_IF_ERROR(allocate(block, layout::tensor_floats(rows, cols), use, what));
   return Tensor{block->data(), Element::kFloat32, rows, cols, cols};
 }
 
 Result<const Weight*> CpuBackend::pack_weight(std::span<const TensorView> parts) {
-  int64_t n = 0, k = 0;
-  bool bf16 = true;
-  std::vector<int64_t> first;  // row of the whole where each part begins
-  for (const TensorView& p : parts) {
-    const int64_t rows = p.shape.empty() ? 0 : p.shape[0], cols = p.shape.size() > 1 ? p.shape[1] : 1;
-    if (!p.present() || p.shape.size() > 2 || rows <= 0 || (k != 0 && cols != k)) {
-      return Status(Code::kBadModel, fmt::format("tensor {} {} cannot be packed under [{}, {}]", p.name, shape_text(p.shape), n, k));
-    }
-    first.push_back(n);
-    n += rows;
-    k = cols;
-    bf16 = bf16 && p.dtype == DType::kBf16;
-  }
-  first.push_back(n);
+  Result<PackedShape> shape = packed_shape(parts);
+  if (!shape.ok()) return shape.status();
+  const auto [n, k, bf16] = *shape;
+  std::vector<int64_t> first{0};  // row of the whole where each part begins
+  for (const TensorView& p : parts) first.push_back(first.back() + p.shape[0]);
   auto* w = keep<CpuWeight>(n, k, bf16);
+  const int64_t words = layout::weight_words(n, k, bf16);
   if (bf16) {
-    DDTREE_RETURN_IF_ERROR(allocate(&w->pairs, w->panels() * k * 16, "weights"));
+    DDTREE_RETURN_IF_ERROR(allocate(&w->pairs, words, MemoryUse::kWeights, "weights"));
   } else {
-    DDTREE_RETURN_IF_ERROR(allocate(&w->floats, w->panels() * k * 32, "weights"));
+    DDTREE_RETURN_IF_ERROR(allocate(&w->floats, words, MemoryUse::kWeights, "weights"));
   }
-  pool_.parallel_for(w->panels(), 4, [&](int64_t begin, int64_t end) {
+  pool_.parallel_for(w->panels(), 4, [&, n = n, k = k, bf16 = bf16](int64_t begin, int64_t end) {
     std::vector<float> row(bf16 ? 0 : k);
     for (int64_t r = begin * kPanelColumns; r < std::min(end * kPanelColumns, n); ++r) {
       const size_t part = std::upper_bound(first.begin(), first.end(), r) - first.begin() - 1;
@@ -122,7 +122,7 @@ Result<Tensor> CpuBackend::constant(std::span<const float> values, int64_t rows,
   if (static_cast<int64_t>(values.size()) != rows * cols) {
     return Status(Code::kEngineFault, fmt::format("constant of {} values for a [{}, {}] tensor", values.size(), rows, cols));
   }
-  Result<Tensor> t = make_tensor(rows, cols, Element::kFloat32);
+  Result<Tensor> t = new_tensor(rows, cols, MemoryUse::kWeights, "weights");
   if (t.ok()) std::copy(values.begin(), values.end(), t->f32());
   return t;
 }
@@ -130,7 +130,7 @@ Result<Tensor> CpuBackend::constant(std::span<const float> values, int64_t rows,
 Result<const RopeTable*> CpuBackend::make_rope(int64_t positions, int64_t rotary_dim, double theta) {
   if (rotary_dim < 0 || rotary_dim % 2) return Status(Code::kBadModel, fmt::format("rotary dimension is {}: it must be even", rotary_dim));
   auto* rope = keep<CpuRope>(positions, rotary_dim);
-  DDTREE_RETURN_IF_ERROR(allocate(&rope->table, positions * rotary_dim, "rotary table"));
+  DDTREE_RETURN_IF_ERROR(allocate(&rope->table, layout::rope_floats(positions, rotary_dim), MemoryUse::kTables, "rotary table"));
   const int64_t half = rotary_dim / 2;
   // Frequency and angle are rounded to float32 as the models' own code rounds them: at long positions that is part of what was trained.
   std::vector<float> frequency(half);
@@ -156,22 +156,18 @@ Result<KvPool*> CpuBackend::make_kv_pool(KvShape shape, int32_t pages, int32_t p
     return Status(Code::kInvalidArgument, fmt::format("page_size is {}: it must be a positive multiple of {}", page_size, kLanes16));
   }
   auto* pool = keep<CpuKvPool>(shape, pages, page_size);
-  const int64_t floats = int64_t{shape.layers} * pages * shape.kv_heads * pool->page_floats();
-  DDTREE_RETURN_IF_ERROR(allocate(&pool->k, floats, "K pages"));
-  DDTREE_RETURN_IF_ERROR(allocate(&pool->v, floats, "V pages"));
+  const int64_t floats = layout::kv_pool_floats(shape, pages, page_size);
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->k, floats, MemoryUse::kKvPages, "K pages"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->v, floats, MemoryUse::kKvPages, "V pages"));
   return static_cast<KvPool*>(pool);
 }
 
 Result<KvScratch*> CpuBackend::make_kv_scratch(KvShape shape, int32_t rows) {
   DDTREE_RETURN_IF_ERROR(multiple_of_16("head_dim", shape.head_dim));
   auto* scratch = keep<CpuKvScratch>(shape, rows);
-  const int64_t heads = int64_t{shape.layers} * shape.kv_heads;
-  DDTREE_RETURN_IF_ERROR(allocate(&scratch->k, heads * scratch->panels() * CpuKvScratch::kPanel * shape.head_dim, "K scratch"));
-  DDTREE_RETURN_IF_ERROR(allocate(&scratch->v, heads * rows * shape.head_dim, "V scratch"));
-  // attend(): queries and outputs of a tile, scores twice (row-major and position-major), one panel of own scores, the rows' paths.
-  const int64_t positions = round_up(limits_.max_positions + 1, 64) + 64;
-  DDTREE_RETURN_IF_ERROR(
-      reserve_worker(kTileRows * (2 * int64_t{shape.head_dim} + 2 * positions + 2 * CpuKvScratch::kPanel + limits_.max_rows)));
+  DDTREE_RETURN_IF_ERROR(allocate(&scratch->k, layout::scratch_k_floats(shape, rows), MemoryUse::kKvScratch, "K scratch"));
+  DDTREE_RETURN_IF_ERROR(allocate(&scratch->v, layout::scratch_v_floats(shape, rows), MemoryUse::kKvScratch, "V scratch"));
+  DDTREE_RETURN_IF_ERROR(reserve_worker(layout::attend_worker(shape, limits_)));
   items_.reserve(limits_.max_rows * 8);
   return static_cast<KvScratch*>(scratch);
 }
@@ -183,24 +179,21 @@ Result<StatePool*> CpuBackend::make_state_pool(DeltaShape shape, int32_t slots) 
     return Status(Code::kBadModel, fmt::format("linear_conv_kernel_dim is {}: 2 to 8 are supported", shape.conv_width));
   }
   auto* pool = keep<CpuStatePool>(shape, slots);
-  DDTREE_RETURN_IF_ERROR(allocate(&pool->states, int64_t{slots} * shape.layers * pool->layer_state(), "recurrent states"));
-  DDTREE_RETURN_IF_ERROR(allocate(&pool->windows, int64_t{slots} * shape.layers * pool->layer_window(), "convolution windows"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->states, layout::state_floats(shape, slots), MemoryUse::kStates, "recurrent states"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->windows, layout::window_floats(shape, slots), MemoryUse::kStates, "convolution windows"));
   return static_cast<StatePool*>(pool);
 }
 
 Result<DeltaTrace*> CpuBackend::make_delta_trace(DeltaShape shape, int32_t rows) {
   auto* trace = keep<CpuDeltaTrace>(shape, rows);
-  const int64_t all = int64_t{shape.layers} * rows;
-  DDTREE_RETURN_IF_ERROR(allocate(&trace->inputs, all * shape.channels(), "convolution inputs"));
-  DDTREE_RETURN_IF_ERROR(allocate(&trace->keys, all * trace->key_width(), "delta-rule factors"));
-  DDTREE_RETURN_IF_ERROR(allocate(&trace->updates, all * trace->value_width(), "delta-rule factors"));
-  DDTREE_RETURN_IF_ERROR(allocate(&trace->prefixes, all * shape.value_heads, "delta-rule factors"));
-  DDTREE_RETURN_IF_ERROR(allocate(&trace->queries, rows * trace->key_width(), "delta-rule queries"));
-  DDTREE_RETURN_IF_ERROR(allocate(&trace->betas, int64_t{rows} * shape.value_heads, "delta-rule gates"));
-  // delta_rule(): tiles of keys and queries and their products, coefficients and a path. fold(): scaled keys and gathered updates of a
-  // path.
-  const int64_t dims = int64_t{shape.key_dim} + shape.value_dim;
-  DDTREE_RETURN_IF_ERROR(reserve_worker(2 * kTileRows * dims + 2 * shape.value_dim + 8 * (int64_t{rows} + 16) + rows * dims + 64));
+  const layout::Trace size = layout::trace(shape, rows);
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->inputs, size.inputs, MemoryUse::kTrace, "convolution inputs"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->keys, size.keys, MemoryUse::kTrace, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->updates, size.updates, MemoryUse::kTrace, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->prefixes, size.prefixes, MemoryUse::kTrace, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->queries, size.queries, MemoryUse::kTrace, "delta-rule queries"));
+  DDTREE_RETURN_IF_ERROR(allocate(&trace->betas, size.betas, MemoryUse::kTrace, "delta-rule gates"));
+  DDTREE_RETURN_IF_ERROR(reserve_worker(layout::delta_worker(shape, rows)));
   return static_cast<DeltaTrace*>(trace);
 }
 

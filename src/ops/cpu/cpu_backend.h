@@ -77,7 +77,11 @@ class CpuBackend final : public Backend {
   // f(worker, item) for every item; a worker runs one item at a time, so it may own a workspace.
   template <class F>
   void for_items(int64_t count, int64_t work, const F& f);
-  Status reserve_worker(int64_t floats);  // at set-up only
+  // At set-up only, and booked.
+  template <class T>
+  Status allocate(Block<T>* block, int64_t count, MemoryUse use, const char* what);
+  Status reserve_worker(int64_t floats);
+  Result<Tensor> new_tensor(int64_t rows, int64_t cols, MemoryUse use, const char* what);
   float* worker(int index) const { return workers_[index].data(); }
   template <class T, class... A>
   T* keep(A&&... a);

@@ -10,6 +10,7 @@
 #include <new>
 
 #include "ops/cpu/kernels.h"
+#include "ops/cpu/layout.h"
 #include "ops/tensor.h"
 
 namespace ddtree::ops::cpu {
@@ -24,7 +25,7 @@ class Block {
   Block() = default;
   bool allocate(int64_t count) {
     if (count < 0 || static_cast<uint64_t>(count) > (SIZE_MAX - 64) / sizeof(T)) return false;
-    const size_t bytes = static_cast<size_t>(count) * sizeof(T) + 64;
+    const auto bytes = static_cast<size_t>(layout::block_bytes(count, sizeof(T)));
     void* memory;
     if (bytes >= kOwnPages) {
       memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -92,7 +93,7 @@ struct CpuKvPool final : KvPool {
 };
 
 struct CpuKvScratch final : KvScratch {
-  static constexpr int32_t kPanel = 32;  // rows of one K panel
+  static constexpr int32_t kPanel = layout::kScratchPanel;  // rows of one K panel
   CpuKvScratch(KvShape s, int32_t rows) : KvScratch(s, rows) {}
   int64_t panels() const { return (rows() + kPanel - 1) / kPanel; }
   float* k_panel(int32_t layer, int32_t head, int64_t panel) const {  // [D][32]

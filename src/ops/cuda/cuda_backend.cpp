@@ -10,12 +10,11 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "base/log.h"
+#include "ops/cuda/layout.h"
 
 namespace ddtree::ops::cuda {
 namespace {
-
-constexpr int64_t kAlign = 256;
-constexpr int64_t kResultBytes = 4 << 20;
 
 int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
 
@@ -51,13 +50,12 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::create(const CudaOptions& opti
   std::unique_ptr<CudaBackend> backend(new CudaBackend(options, *device));
   if (const cudaError_t e = cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking); e != cudaSuccess)
     return Status(Code::kUnavailable, fmt::format("CUDA stream: {}", cudaGetErrorString(e)));
-  void* results = nullptr;
-  if (const cudaError_t e = cudaMallocHost(&results, kResultBytes); e != cudaSuccess)
-    return Status(Code::kDoesNotFit, fmt::format("pinned host memory: {} MiB refused ({})", kResultBytes >> 20, cudaGetErrorString(e)));
-  backend->host_blocks_.push_back(results);
-  backend->results_ = static_cast<std::byte*>(results);
-  backend->results_size_ = kResultBytes;
-  DDTREE_RETURN_IF_ERROR(backend->allocate(&backend->small_, kResultBytes, "op results"));
+  DDTREE_RETURN_IF_ERROR(backend->take_arena());
+  Result<std::byte*> results = backend->pinned(layout::kResults);
+  if (!results.ok()) return results.status();
+  backend->results_ = *results;
+  backend->results_size_ = layout::kResults;
+  DDTREE_RETURN_IF_ERROR(backend->allocate(&backend->small_, layout::kResults, MemoryUse::kStaging, "op results"));
   return backend;
 }
 
@@ -80,61 +78,97 @@ T* CudaBackend::keep(A&&... a) {
   return owned.get();
 }
 
-Result<void*> CudaBackend::allocate(int64_t bytes, const char* what) {
+Status CudaBackend::take_arena() {
+  if (options_.arena_bytes <= 0) return {};
+  size_t free = 0, total = 0;
+  cudaMemGetInfo(&free, &total);
   void* p = nullptr;
-  bytes = round_up(std::max<int64_t>(bytes, 1), kAlign);
+  cudaError_t e = cudaMalloc(&p, static_cast<size_t>(options_.arena_bytes));
+  if (e == cudaSuccess) {
+    device_blocks_.push_back(p);
+    arena_ = static_cast<std::byte*>(p);
+    e = cudaMemsetAsync(p, 0, static_cast<size_t>(options_.arena_bytes), stream_);
+  }
+  if (e == cudaSuccess) return {};
+  cudaGetLastError();
+  return {Code::kDoesNotFit, fmt::format("the memory plan's {} MiB of device memory were refused ({}); {} of {} MiB were free",
+                                         options_.arena_bytes >> 20, cudaGetErrorString(e), free >> 20, total >> 20)};
+}
+
+Result<void*> CudaBackend::allocate(int64_t bytes, MemoryUse use, const char* what) {
+  bytes = layout::padded(bytes);
+  void* p = nullptr;
+  if (arena_ && arena_used_ + bytes <= options_.arena_bytes) {
+    p = arena_ + arena_used_;
+    arena_used_ += bytes;
+    ledger_.book(use, bytes);
+    return p;
+  }
+  if (arena_) log::warn("{}: {} KiB of device memory are outside the memory plan, which left them out", what, bytes >> 10);
   cudaError_t e = cudaMalloc(&p, static_cast<size_t>(bytes));
-  if (e == cudaSuccess) device_blocks_.push_back(p), allocated_ += bytes, e = cudaMemsetAsync(p, 0, static_cast<size_t>(bytes), stream_);
+  if (e == cudaSuccess)
+    device_blocks_.push_back(p), ledger_.book(use, bytes), e = cudaMemsetAsync(p, 0, static_cast<size_t>(bytes), stream_);
   if (e != cudaSuccess) {
     cudaGetLastError();
     return Status(Code::kDoesNotFit, fmt::format("{}: {} MiB of device memory refused ({}); {} MiB are taken already", what,
-                                                 (bytes >> 20) + 1, cudaGetErrorString(e), allocated_ >> 20));
+                                                 (bytes >> 20) + 1, cudaGetErrorString(e), ledger_.total() >> 20));
   }
   return p;
 }
 
 template <class T>
-Status CudaBackend::allocate(T** pointer, int64_t count, const char* what) {
-  Result<void*> p = allocate(count * static_cast<int64_t>(sizeof(T)), what);
+Status CudaBackend::allocate(T** pointer, int64_t bytes, MemoryUse use, const char* what) {
+  Result<void*> p = allocate(bytes, use, what);
   if (!p.ok()) return p.status();
   *pointer = static_cast<T*>(*p);
   return {};
 }
 
+Result<std::byte*> CudaBackend::pinned(int64_t bytes) {
+  void* p = nullptr;
+  if (const cudaError_t e = cudaMallocHost(&p, static_cast<size_t>(bytes)); e != cudaSuccess)
+    return Status(Code::kDoesNotFit, fmt::format("pinned host memory: {} MiB refused ({})", (bytes >> 20) + 1, cudaGetErrorString(e)));
+  host_blocks_.push_back(p);
+  ledger_.pin(bytes);
+  return static_cast<std::byte*>(p);
+}
+
 Status CudaBackend::set_limits(const BackendLimits& limits) {
   limits_ = limits;
   for (StagingLane& lane : lanes_) {
-    void* host = nullptr;
-    if (const cudaError_t e = cudaMallocHost(&host, static_cast<size_t>(limits.staged_bytes)); e != cudaSuccess)
-      return {Code::kDoesNotFit,
-              fmt::format("pinned host memory: {} MiB refused ({})", (limits.staged_bytes >> 20) + 1, cudaGetErrorString(e))};
-    host_blocks_.push_back(host);
-    lane.host = static_cast<std::byte*>(host);
-    DDTREE_RETURN_IF_ERROR(allocate(&lane.device, limits.staged_bytes, "staged arrays"));
+    Result<std::byte*> host = pinned(limits.staged_bytes);
+    if (!host.ok()) return host.status();
+    lane.host = *host;
+    DDTREE_RETURN_IF_ERROR(allocate(&lane.device, limits.staged_bytes, MemoryUse::kStaging, "staged arrays"));
   }
+  // What reading and ranking logits takes, now rather than in the first round that does.
+  work_size_ = layout::logits_work(limits);
+  DDTREE_RETURN_IF_ERROR(allocate(&work_, work_size_, MemoryUse::kWorkspace, "workspace of the logits ops"));
+  bounce_size_ = layout::logit_row(limits);
+  Result<std::byte*> bounce = pinned(bounce_size_);
+  if (!bounce.ok()) return bounce.status();
+  bounce_ = *bounce;
   return {};
 }
 
 Result<Tensor> CudaBackend::make_tensor(int64_t rows, int64_t cols, Element element) {
+  return new_tensor(rows, cols, element, MemoryUse::kActivations, "activations");
+}
+
+Result<Tensor> CudaBackend::new_tensor(int64_t rows, int64_t cols, Element element, MemoryUse use, const char* what) {
   Tensor t{nullptr, element, rows, cols, cols};
-  Result<void*> p = allocate(rows * cols * t.size(), "activations");
+  Result<void*> p = allocate(layout::tensor(rows, cols, element), use, what);
   if (!p.ok()) return p.status();
   t.data = *p;
   return t;
 }
 
 Result<const Weight*> CudaBackend::pack_weight(std::span<const TensorView> parts) {
-  int64_t n = 0, k = 0;
-  bool bf16 = true;
-  for (const TensorView& p : parts) {
-    const int64_t rows = p.shape.empty() ? 0 : p.shape[0], cols = p.shape.size() > 1 ? p.shape[1] : 1;
-    if (!p.present() || p.shape.size() > 2 || rows <= 0 || (k != 0 && cols != k))
-      return Status(Code::kBadModel, fmt::format("tensor {} {} cannot be packed under [{}, {}]", p.name, shape_text(p.shape), n, k));
-    n += rows, k = cols;
-    bf16 = bf16 && p.dtype == DType::kBf16;
-  }
+  Result<PackedShape> shape = packed_shape(parts);
+  if (!shape.ok()) return shape.status();
+  const auto [n, k, bf16] = *shape;
   auto* w = keep<CudaWeight>(n, k, bf16);
-  Result<void*> memory = allocate(n * k * (bf16 ? 2 : 4), "weights");
+  Result<void*> memory = allocate(layout::weight(n, k, bf16), MemoryUse::kWeights, "weights");
   if (!memory.ok()) return memory.status();
   w->data = *memory;
   auto* to = static_cast<std::byte*>(w->data);
@@ -163,8 +197,8 @@ Result<const Weight*> CudaBackend::pack_weight(std::span<const TensorView> parts
   return static_cast<const Weight*>(w);
 }
 
-Result<Tensor> CudaBackend::constant_of(const float* values, int64_t rows, int64_t cols) {
-  Result<Tensor> t = make_tensor(rows, cols, Element::kFloat32);
+Result<Tensor> CudaBackend::constant_of(const float* values, int64_t rows, int64_t cols, MemoryUse use) {
+  Result<Tensor> t = new_tensor(rows, cols, Element::kFloat32, use, "constants");
   if (!t.ok()) return t;
   cudaError_t e = cudaMemcpyAsync(t->data, values, static_cast<size_t>(rows * cols) * 4, cudaMemcpyHostToDevice, stream_);
   if (e == cudaSuccess) e = cudaStreamSynchronize(stream_);
@@ -176,13 +210,13 @@ Result<Tensor> CudaBackend::norm_weight(const TensorView& weight, float add) {
   std::vector<float> values(static_cast<size_t>(weight.elements()));
   to_float32(weight, values.data());
   for (float& v : values) v += add;
-  return constant_of(values.data(), 1, static_cast<int64_t>(values.size()));
+  return constant_of(values.data(), 1, static_cast<int64_t>(values.size()), MemoryUse::kWeights);
 }
 
 Result<Tensor> CudaBackend::constant(std::span<const float> values, int64_t rows, int64_t cols) {
   if (static_cast<int64_t>(values.size()) != rows * cols)
     return Status(Code::kEngineFault, fmt::format("constant of {} values for a [{}, {}] tensor", values.size(), rows, cols));
-  return constant_of(values.data(), rows, cols);
+  return constant_of(values.data(), rows, cols, MemoryUse::kWeights);
 }
 
 Result<const RopeTable*> CudaBackend::make_rope(int64_t positions, int64_t rotary_dim, double theta) {
@@ -198,7 +232,8 @@ Result<const RopeTable*> CudaBackend::make_rope(int64_t positions, int64_t rotar
       sin[p * half + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
     }
   }
-  Result<Tensor> c = constant_of(cos.data(), positions, half), s = constant_of(sin.data(), positions, half);
+  Result<Tensor> c = constant_of(cos.data(), positions, half, MemoryUse::kTables),
+                 s = constant_of(sin.data(), positions, half, MemoryUse::kTables);
   if (!c.ok()) return c.status();
   if (!s.ok()) return s.status();
   auto* rope = keep<CudaRope>(positions, rotary_dim);
@@ -210,8 +245,9 @@ Result<KvPool*> CudaBackend::make_kv_pool(KvShape shape, int32_t pages, int32_t 
   auto* pool = keep<CudaKvPool>(shape, pages, page_size);
   pool->all = {nullptr,        nullptr,        static_cast<int64_t>(pages) * page_size * shape.kv_heads * shape.head_dim,
                shape.kv_heads, shape.head_dim, page_size};
-  DDTREE_RETURN_IF_ERROR(allocate(&pool->all.k, pool->all.layer_stride * shape.layers, "K pages"));
-  DDTREE_RETURN_IF_ERROR(allocate(&pool->all.v, pool->all.layer_stride * shape.layers, "V pages"));
+  const int64_t bytes = layout::kv(shape, static_cast<int64_t>(pages) * page_size);
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->all.k, bytes, MemoryUse::kKvPages, "K pages"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->all.v, bytes, MemoryUse::kKvPages, "V pages"));
   return static_cast<KvPool*>(pool);
 }
 
@@ -221,12 +257,15 @@ Result<KvScratch*> CudaBackend::make_kv_scratch(KvShape shape, int32_t rows) {
     return Status(Code::kBadModel, fmt::format("head_dim is {}: the CUDA kernels take 32, 64, 128 and 256", shape.head_dim));
   auto* scratch = keep<CudaKvScratch>(shape, rows);
   scratch->all = {nullptr, nullptr, static_cast<int64_t>(rows) * shape.kv_heads * shape.head_dim, shape.kv_heads, shape.head_dim, 0};
-  DDTREE_RETURN_IF_ERROR(allocate(&scratch->all.k, scratch->all.layer_stride * shape.layers, "K scratch"));
-  DDTREE_RETURN_IF_ERROR(allocate(&scratch->all.v, scratch->all.layer_stride * shape.layers, "V scratch"));
+  DDTREE_RETURN_IF_ERROR(allocate(&scratch->all.k, layout::kv(shape, rows), MemoryUse::kKvScratch, "K scratch"));
+  DDTREE_RETURN_IF_ERROR(allocate(&scratch->all.v, layout::kv(shape, rows), MemoryUse::kKvScratch, "V scratch"));
   if (!attention_work_.partial) {
-    attention_work_.capacity = 8 << 20;  // floats: 64 rows × 24 heads × 20 parts of 258
+    attention_work_.capacity = layout::kAttentionWork / 4;
     attention_work_.multiprocessors = device_.multiprocessors, attention_work_.shared_limit = shared_limit_;
-    DDTREE_RETURN_IF_ERROR(allocate(&attention_work_.partial, attention_work_.capacity, "attention workspace"));
+    const MemoryOwner asked = ledger_.owner();
+    ledger_.set_owner(MemoryOwner::kPass);  // every attention's, whoever comes first
+    DDTREE_RETURN_IF_ERROR(allocate(&attention_work_.partial, layout::kAttentionWork, MemoryUse::kWorkspace, "attention workspace"));
+    ledger_.set_owner(asked);
   }
   return static_cast<KvScratch*>(scratch);
 }
@@ -239,9 +278,8 @@ Result<StatePool*> CudaBackend::make_state_pool(DeltaShape shape, int32_t slots)
     return Status(Code::kBadModel, fmt::format("linear_conv_kernel_dim is {}: 2 to 8 are supported", shape.conv_width));
   auto* pool = keep<CudaStatePool>(shape, slots);
   pool->storage.slots = slots, pool->storage.shape = shape;
-  const int64_t each = static_cast<int64_t>(shape.layers) * slots;
-  DDTREE_RETURN_IF_ERROR(allocate(&pool->storage.state, each * shape.value_heads * shape.key_dim * shape.value_dim, "recurrent states"));
-  DDTREE_RETURN_IF_ERROR(allocate(&pool->storage.window, each * (shape.conv_width - 1) * shape.channels(), "convolution windows"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->storage.state, layout::states(shape, slots), MemoryUse::kStates, "recurrent states"));
+  DDTREE_RETURN_IF_ERROR(allocate(&pool->storage.window, layout::windows(shape, slots), MemoryUse::kStates, "convolution windows"));
   return static_cast<StatePool*>(pool);
 }
 
@@ -249,14 +287,14 @@ Result<DeltaTrace*> CudaBackend::make_delta_trace(DeltaShape shape, int32_t rows
   auto* trace = keep<CudaDeltaTrace>(shape, rows);
   kernels::TraceStorage& t = trace->storage;
   t.rows = rows;
-  const int64_t all = static_cast<int64_t>(shape.layers) * rows;
-  DDTREE_RETURN_IF_ERROR(allocate(&t.k, all * shape.key_heads * shape.key_dim, "delta-rule factors"));
-  DDTREE_RETURN_IF_ERROR(allocate(&t.u, all * shape.value_heads * shape.value_dim, "delta-rule factors"));
-  DDTREE_RETURN_IF_ERROR(allocate(&t.gate, all * shape.value_heads, "delta-rule factors"));
-  DDTREE_RETURN_IF_ERROR(allocate(&t.input, all * shape.channels(), "convolution inputs"));
+  const layout::Trace size = layout::trace(shape, rows);
+  DDTREE_RETURN_IF_ERROR(allocate(&t.k, size.k, MemoryUse::kTrace, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&t.u, size.u, MemoryUse::kTrace, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&t.gate, size.gate, MemoryUse::kTrace, "delta-rule factors"));
+  DDTREE_RETURN_IF_ERROR(allocate(&t.input, size.input, MemoryUse::kTrace, "convolution inputs"));
   kernels::DeltaWork& w = trace->work;
-  DDTREE_RETURN_IF_ERROR(allocate(&w.q, static_cast<int64_t>(rows) * shape.key_heads * shape.key_dim, "delta-rule queries"));
-  DDTREE_RETURN_IF_ERROR(allocate(&w.dots, static_cast<int64_t>(rows) * shape.key_heads * kernels::kDeltaPath * 2, "delta-rule products"));
+  DDTREE_RETURN_IF_ERROR(allocate(&w.q, size.q, MemoryUse::kTrace, "delta-rule queries"));
+  DDTREE_RETURN_IF_ERROR(allocate(&w.dots, size.dots, MemoryUse::kTrace, "delta-rule products"));
   return static_cast<DeltaTrace*>(trace);
 }
 
@@ -317,7 +355,7 @@ void CudaBackend::later(std::function<void(const std::byte*, int64_t)> take, con
 }
 
 std::byte* CudaBackend::take_results(int64_t bytes) {
-  if (small_used_ + bytes > kResultBytes) {
+  if (small_used_ + bytes > layout::kResults) {
     check(cudaErrorInvalidValue, "results (too many for one pass)");
     return nullptr;
   }
@@ -328,7 +366,7 @@ std::byte* CudaBackend::take_results(int64_t bytes) {
 
 bool CudaBackend::work_fits(int64_t bytes) {
   if (bytes <= work_size_) return true;
-  Result<void*> p = allocate(bytes, "workspace of the logits ops");
+  Result<void*> p = allocate(bytes, MemoryUse::kWorkspace, "workspace of the logits ops");
   if (!p.ok()) {
     if (error_.ok()) error_ = p.status();
     return false;
@@ -363,11 +401,9 @@ Status CudaBackend::finish() {
 Result<const float*> CudaBackend::host_floats(const Tensor& t) {
   const int64_t bytes = t.rows * t.cols * t.size();
   if (bytes > bounce_size_) {
-    void* p = nullptr;
-    if (const cudaError_t e = cudaMallocHost(&p, static_cast<size_t>(bytes)); e != cudaSuccess)
-      return Status(Code::kDoesNotFit, fmt::format("pinned host memory: {} MiB refused ({})", (bytes >> 20) + 1, cudaGetErrorString(e)));
-    host_blocks_.push_back(p);
-    bounce_ = static_cast<std::byte*>(p), bounce_size_ = bytes;
+    Result<std::byte*> p = pinned(bytes);
+    if (!p.ok()) return p.status();
+    bounce_ = *p, bounce_size_ = bytes;
   }
   check(cudaMemcpy2DAsync(bounce_, static_cast<size_t>(t.cols * t.size()), t.data, static_cast<size_t>(t.stride * t.size()),
                           static_cast<size_t>(t.cols * t.size()), static_cast<size_t>(t.rows), cudaMemcpyDeviceToHost, stream_),

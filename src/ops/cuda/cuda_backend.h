@@ -16,6 +16,9 @@ namespace ddtree::ops::cuda {
 struct CudaOptions {
   int device = 0;
   bool portable_kernels = false;  // never the Hopper kernels: for testing the path of other cards
+  // Device memory taken at once and handed out piece by piece: the memory plan's figure. What comes beyond it is taken singly, with a
+  // warning. 0: every piece is an allocation of its own, so that compute-sanitizer sees a step past one's end.
+  int64_t arena_bytes = 0;
 };
 
 class CudaBackend final : public Backend {
@@ -24,7 +27,6 @@ class CudaBackend final : public Backend {
   ~CudaBackend() override;
 
   const DeviceInfo& device() const { return device_; }
-  int64_t allocated_bytes() const { return allocated_; }
 
   const char* name() const override { return name_.c_str(); }
   Status set_limits(const BackendLimits& limits) override;
@@ -71,10 +73,13 @@ class CudaBackend final : public Backend {
 
  private:
   explicit CudaBackend(const CudaOptions& options, DeviceInfo device);
-  // Device memory that lives as long as the backend, zeroed. kDoesNotFit with the size.
-  Result<void*> allocate(int64_t bytes, const char* what);
+  // Device memory that lives as long as the backend, zeroed and booked; sizes come from layout.h. kDoesNotFit with the size.
+  Result<void*> allocate(int64_t bytes, MemoryUse use, const char* what);
   template <class T>
-  Status allocate(T** pointer, int64_t count, const char* what);
+  Status allocate(T** pointer, int64_t bytes, MemoryUse use, const char* what);
+  Status take_arena();
+  Result<std::byte*> pinned(int64_t bytes);
+  Result<Tensor> new_tensor(int64_t rows, int64_t cols, Element element, MemoryUse use, const char* what);
   template <class T, class... A>
   T* keep(A&&... a);
   void flush();                                   // uploads what was staged since the last flush
@@ -84,7 +89,7 @@ class CudaBackend final : public Backend {
   void later(std::function<void(const std::byte*, int64_t)> take, const void* device, int64_t bytes);
   std::byte* take_results(int64_t bytes);  // device memory of an op's results until finish(); null (and an error) where they are too many
   bool work_fits(int64_t bytes);           // makes work_ at least so large at set-up's expense; an error and false where memory ends
-  Result<Tensor> constant_of(const float* values, int64_t rows, int64_t cols);
+  Result<Tensor> constant_of(const float* values, int64_t rows, int64_t cols, MemoryUse use);
   const CUtensorMap* row_map(const Tensor& x, int bucket);
 
   struct StagingLane {
@@ -108,6 +113,8 @@ class CudaBackend final : public Backend {
   bool hopper_ = false;
   size_t shared_limit_ = 0;
   std::vector<void*> device_blocks_, host_blocks_;
+  std::byte* arena_ = nullptr;
+  int64_t arena_used_ = 0;
   std::vector<std::shared_ptr<void>> owned_;
   StagingLane lanes_[kLanes];
   std::vector<Pending> pending_;
@@ -137,7 +144,6 @@ class CudaBackend final : public Backend {
   };
   std::unordered_map<MapKey, CUtensorMap, MapHash> maps_;
   Status error_;
-  int64_t allocated_ = 0;
 };
 
 }  // namespace ddtree::ops::cuda

@@ -1,0 +1,58 @@
+// How many bytes every allocation of the CUDA backend has. The backend allocates by these figures and the memory plan adds them up, also in
+// builds without CUDA: nothing here needs its headers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/limits.h"
+#include "ops/tensor.h"
+
+namespace ddtree::ops::cuda {
+
+inline constexpr int kDeltaPath = 320;     // most rows of a tentative segment; certain ones run by ops::kDeltaChunk
+inline constexpr int kLogitSlice = 8192;   // logits of a row that one block of best_of_rows reads
+inline constexpr int kLogitBest = 8;       // bytes of one candidate of a slice
+inline constexpr int kLogitSliceSum = 16;  // bytes of what a slice has beside its candidates
+
+namespace layout {
+
+inline constexpr int64_t kAlign = 256;                        // of every allocation
+inline constexpr int64_t kPage = int64_t{2} << 20;            // what the driver hands out
+inline constexpr int64_t kResults = int64_t{4} << 20;         // op results, on the device and pinned
+inline constexpr int64_t kAttentionWork = int64_t{32} << 20;  // 64 rows × 24 heads × 20 parts of 258 floats, and some
+
+inline int64_t padded(int64_t bytes) { return (std::max<int64_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign; }
+
+inline int64_t tensor(int64_t rows, int64_t cols, Element element) { return rows * cols * (element == Element::kFloat32 ? 4 : 2); }
+inline int64_t weight(int64_t n, int64_t k, bool bf16) { return n * k * (bf16 ? 2 : 4); }
+inline int64_t rope_half(int64_t positions, int64_t rotary_dim) { return positions * (rotary_dim / 2) * 4; }  // cosines; sines again
+
+// K, BF16; V again.
+inline int64_t kv(const KvShape& s, int64_t places) { return places * s.kv_heads * s.head_dim * s.layers * 2; }
+
+inline int64_t states(const DeltaShape& s, int64_t slots) { return slots * s.layers * s.value_heads * s.key_dim * s.value_dim * 4; }
+inline int64_t windows(const DeltaShape& s, int64_t slots) { return slots * s.layers * (s.conv_width - 1) * s.channels() * 2; }
+
+// Factors of all layers, and what one layer at work has of its own (q, dots).
+struct Trace {
+  int64_t k, u, gate, input, q, dots;
+};
+inline Trace trace(const DeltaShape& s, int64_t rows) {
+  const int64_t all = rows * s.layers, keys = int64_t{s.key_heads} * s.key_dim, values = int64_t{s.value_heads} * s.value_dim;
+  return {all * keys * 4,         all * values * 4, all * s.value_heads * 8,
+          all * s.channels() * 2, rows * keys * 4,  rows * s.key_heads * kDeltaPath * 2 * 4};
+}
+
+// Workspace of best_of_rows.
+inline int64_t logits_work(int64_t rows, int64_t vocab, int64_t top_k) {
+  const int64_t slices = (vocab + kLogitSlice - 1) / kLogitSlice;
+  return rows * slices * (top_k * kLogitBest + kLogitSliceSum) + 256;
+}
+inline int64_t logits_work(const BackendLimits& l) {
+  return std::max(logits_work(l.max_logit_rows, l.vocab, 2), logits_work(l.max_draft_rows, l.vocab, l.max_top_k));
+}
+inline int64_t logit_row(const BackendLimits& l) { return std::max<int64_t>(l.vocab, 1) * 4; }  // pinned: one row that is fetched
+
+}  // namespace layout
+}  // namespace ddtree::ops::cuda
