@@ -1,7 +1,6 @@
 #include "server/service.h"
 
 #include <fmt/core.h>
-#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -275,7 +274,6 @@ void Service::Impl::restart(const std::string& reason) {
   for (int i = 0; i < kRestartSeconds * 10 && !left.expired(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(100));
   if (!left.expired())
     return failed(fmt::format("the engine could not be restarted: it is still in use after {} s; {}", kRestartSeconds, reason));
-  malloc_trim(0);  // or the heap keeps the old engine's pages beside the new one's
   if (const Status s = load_engine("restart"); !s.ok() && s.code() != Code::kCancelled)
     failed(fmt::format("the engine could not be restarted ({}), after: {}", s.message(), reason));
 }
