@@ -102,7 +102,8 @@ class EngineImpl final : public Engine {
   // Shared.
   mutable std::mutex mutex_;
   std::condition_variable wake_, idle_;
-  std::deque<Owned> waiting_, scores_;
+  std::deque<Owned> waiting_;
+  std::deque<Owned> ahead_;  // scores and Request::ahead: before all that wait, one at a time, in a slot of their own
   SpeculationMode most_ = SpeculationMode::kDdtree;
   bool reset_drafts_ = false;
   std::unordered_set<uint64_t> cancelled_;
@@ -135,7 +136,8 @@ Result<uint64_t> EngineImpl::submit(Request request, DeltaSink sink) {
 
   std::lock_guard lock(mutex_);
   if (draining_) return {Code::kTemporary, "the engine is draining: no new requests"};
-  if (in_flight_ >= options_.max_running + options_.max_queue)
+  // A canary asks whether the engine works: a queue full of others is no answer.
+  if (!r.ahead && in_flight_ >= options_.max_running + options_.max_queue)
     return {Code::kTemporary, fmt::format("{} requests are running or waiting; the limit is {} running and {} waiting", in_flight_,
                                           options_.max_running, options_.max_queue)};
   s.id = next_id_++;
@@ -143,7 +145,7 @@ Result<uint64_t> EngineImpl::submit(Request request, DeltaSink sink) {
   if (r.sampling.seed == 0 && !r.sampling.seed_given) s.sampling.seed = random_();
   ++in_flight_;
   const uint64_t id = s.id;
-  waiting_.push_back(std::move(sequence));
+  (r.ahead ? ahead_ : waiting_).push_back(std::move(sequence));
   wake_.notify_all();
   return id;
 }
@@ -174,7 +176,7 @@ Status EngineImpl::score(ScoreRequest request, ScoreSink sink) {
   if (draining_) return {Code::kTemporary, "the engine is draining: nothing is scored any more"};
   s.id = next_id_++;
   ++in_flight_;
-  scores_.push_back(std::move(sequence));
+  ahead_.push_back(std::move(sequence));
   wake_.notify_all();
   return {};
 }
@@ -194,6 +196,7 @@ void EngineImpl::limit_mode(SpeculationMode most) {
   std::lock_guard lock(mutex_);
   most_ = most;
   for (auto& s : waiting_) limit(*s, most);
+  for (auto& s : ahead_) limit(*s, most);
   wake_.notify_all();
 }
 
@@ -235,7 +238,7 @@ void EngineImpl::drain(double seconds) {
 EngineSnapshot EngineImpl::snapshot() const {
   std::lock_guard lock(mutex_);
   EngineSnapshot s = published_;
-  s.waiting = static_cast<int32_t>(waiting_.size() + scores_.size());
+  s.waiting = static_cast<int32_t>(waiting_.size() + ahead_.size());
   s.most = most_;
   const MinuteRates::Bucket minute = published_rates_.sum(Clock::now());
   s.prefill_tps_1m = minute.prompt_ms > 0 ? minute.prompt_tokens / minute.prompt_ms * 1e3 : 0;
@@ -259,14 +262,16 @@ bool EngineImpl::start(Sequence& s) {
 
 // In order of arrival: a large request at the head waits for its pages and is not overtaken for ever by small ones.
 void EngineImpl::admit() {
-  int32_t clients = 0, scoring = 0;
-  for (const auto& s : running_) ++(s->scoring ? scoring : clients);
+  int32_t clients = 0, ahead = 0;
+  for (const auto& s : running_) ++(s->scoring || s->request.ahead ? ahead : clients);
   {
     std::unique_lock lock(mutex_);
-    if (!scores_.empty() && scoring == 0) {
-      if (!start(*scores_.front())) return;
-      running_.push_back(std::move(scores_.front()));
-      scores_.pop_front();
+    const ExecutorOptions& e = executor_.options();  // every sequence that decodes needs a row, and its logits
+    const int32_t rows = e.max_logit_rows > 0 ? std::min(e.max_rows, e.max_logit_rows) : e.max_rows;
+    if (!ahead_.empty() && ahead == 0 && clients < rows) {
+      if (!start(*ahead_.front())) return;
+      running_.push_back(std::move(ahead_.front()));
+      ahead_.pop_front();
     }
   }
   for (; clients < options_.max_running; ++clients) {
@@ -375,20 +380,18 @@ void EngineImpl::loop() {
     {
       std::unique_lock lock(mutex_);
       wake_.wait(lock,
-                 [&] { return stop_ || cancel_all_ || !waiting_.empty() || !scores_.empty() || !running_.empty() || !cancelled_.empty(); });
+                 [&] { return stop_ || cancel_all_ || !waiting_.empty() || !ahead_.empty() || !running_.empty() || !cancelled_.empty(); });
       stopping = stop_;
       all = stopping || cancel_all_;
       cancel_all_ = false;
       ended.swap(cancelled_);
       reset = std::exchange(reset_drafts_, false);
       most = most_;
-      if (all)
-        for (auto& s : scores_) gone.push_back(std::move(s));
-      if (all) scores_.clear();
-      for (auto it = waiting_.begin(); it != waiting_.end();) {
-        if (all || ended.contains((*it)->id)) gone.push_back(std::move(*it)), it = waiting_.erase(it);
-        else ++it;
-      }
+      for (std::deque<Owned>* queue : {&ahead_, &waiting_})
+        for (auto it = queue->begin(); it != queue->end();) {
+          if (all || ended.contains((*it)->id)) gone.push_back(std::move(*it)), it = queue->erase(it);
+          else ++it;
+        }
     }
     for (auto& s : running_) limit(*s, most);
     if (reset) {

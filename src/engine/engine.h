@@ -69,7 +69,8 @@ class Engine {
   virtual ~Engine() = default;  // cancels what runs
 
   // Checks the request (kInvalidArgument names the field; too long: says both numbers; kTemporary: queue full or draining) and
-  // queues it. The sink gets every Delta, the last with finished = true, exactly once, also after cancel().
+  // queues it. The sink gets every Delta, the last with finished = true, exactly once, also after cancel(). A Request::ahead one takes
+  // turns with score() for the slot beyond max_running, and is never refused for a full queue.
   virtual Result<uint64_t> submit(Request request, DeltaSink sink) = 0;
 
   // Ends a request before its next round. Unknown or finished ids are fine.

@@ -41,6 +41,7 @@ struct Request {
   std::optional<int32_t> budget;  // nodes without the root; 0 with kDdtree means auto
   bool record_trees = false;      // keep every round's tree for RequestStats::rounds
   bool own = false;               // the service's own (smoke test, canary): no client's request, so in no counter of theirs
+  bool ahead = false;             // goes before waiting requests, beside max_running ones, whatever the queue holds: one at a time (canary)
 };
 
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };

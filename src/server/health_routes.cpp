@@ -10,7 +10,8 @@ namespace ddtree {
 
 namespace {
 
-constexpr double kCanaryPatience = 30;  // seconds that /health_generate waits
+constexpr double kCanaryPatience = 30;  // seconds that /health_generate waits,
+constexpr double kBusyPatience = 10;    // and where the engine gets on with others' requests
 
 Json canary_json(const CanaryState& c) {
   return Json{{"verdict", !c.ran     ? "not run"
@@ -82,14 +83,14 @@ void register_health_routes(HttpServer& server, Service& service) {
       send_error(response, *e);
       return response.set_header("Cache-Control", "no-store");
     }
-    const CanaryState c = service.watcher().canary_now(kCanaryPatience);
+    const CanaryState c = service.watcher().canary_now(kCanaryPatience, kBusyPatience);
     const PhaseState s = service.phases().state();
-    const bool good = c.ran && !c.running && c.passed;
+    const bool good = c.busy || (c.ran && !c.running && c.passed);
     response.status = good ? 200 : 503;
     if (!good) response.set_header("Retry-After", std::to_string(service.retry_after()));
     response.set_header("Cache-Control", "no-store");
     Json out = canary_json(c);
-    if (c.running || !c.ran) out["verdict"] = "no answer";
+    if (c.running || !c.ran) out["verdict"] = c.busy ? "busy" : "no answer";
     out["text"] = c.text;
     out["phase"] = phase_name(s.phase);
     out["message"] = s.sentence();

@@ -22,6 +22,7 @@ namespace ddtree {
 // The last canary.
 struct CanaryState {
   bool ran = false, passed = false, running = false;
+  bool busy = false;  // canary_now() alone: not answered yet, and the engine gets on with others' requests
   int64_t at_ms = 0;  // when it ended
   SpeculationMode mode{};
   double tokens_per_second = 0, tokens_per_round = 0;
@@ -50,8 +51,9 @@ class Watcher {
   // A few times a second. serving: whether the phase is one in which clients are served.
   void tick(bool serving, bool busy);
 
-  // Runs a canary now (one that runs already, or ended within a second, is shared) and waits for at most so long.
-  CanaryState canary_now(double seconds);
+  // Runs a canary now (one that runs already, or ended within a second, is shared) and waits for at most `seconds`. From busy_seconds on
+  // it is enough that passes end: `busy` then, unless the last canary failed.
+  CanaryState canary_now(double seconds, double busy_seconds);
   CanaryState canary() const;
 
   // A stream's text is suspicious: scores its tail in a plain pass, tells the history, and calls back (on any thread) with what to tell the

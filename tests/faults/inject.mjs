@@ -347,6 +347,33 @@ for (const fault of ['store-full:for=6', 'store-locked:seconds=9'])
     });
   });
 
+test('/health_generate on a busy server: the canary goes before all that wait; where its pages are taken, the passes are the answer', async () => {
+  const slow = ['slow-round:ms=40'];
+  const endless = { ...long, max_tokens: 400 };
+  await withServer(slow, ['--max-running-requests', '2', '--context-length', '512', '--max-queued-requests', '3', '--drain-timeout', '0', '--slow-alarm', '1e9'], async (s) => {
+    const queued = Array.from({ length: 5 }, () => s.chat(endless));
+    await eventually('two run, three wait', async () => await s.metric('num_requests_running') >= 2 && await s.metric('num_requests_waiting') === 3);
+    assert.equal((await s.chat(endless)).status, 429);
+    const r = await s.get('/health_generate');
+    assert.equal(r.status, 200, r.text);
+    assert.equal(r.body.verdict, 'pass', r.text);
+    assert.equal(await s.metric('num_requests_waiting'), 3, 'no client has been answered meanwhile');
+    s.signal('SIGTERM');
+    await Promise.allSettled(queued);
+  });
+  // One request reserves 16 of 17 pages for its answer.
+  await withServer(slow, ['--max-running-requests', '2', '--context-length', '512', '--kv-pages', '17', '--drain-timeout', '0', '--slow-alarm', '1e9'], async (s) => {
+    const running = s.chat({ ...endless, max_tokens: 470 });
+    await eventually('it runs', async () => await s.metric('num_requests_running') === 1);
+    const r = await s.get('/health_generate');
+    assert.equal(r.status, 200, r.text);
+    assert.equal(r.body.verdict, 'busy', r.text);
+    assert.match(r.body.reason, /1 requests run, 1 wait, and \d+ passes ended in the last 1\d s/);
+    s.signal('SIGTERM');
+    await Promise.allSettled([running]);
+  });
+});
+
 test('/health_generate answers with text, speed and a verdict', async () => {
   await withServer(['garbage-text:after=200,token=5'], [], async (s) => {
     const r = await s.get('/health_generate');

@@ -246,3 +246,65 @@ TEST_CASE("the snapshot counts what went wrong, by kind") {
   CHECK(s.draft_accepted[static_cast<size_t>(SpeculationMode::kDdtree)] == s.accepted);
   CHECK(s.timed_passes == 0);  // nothing was measured, so nothing was promised
 }
+
+TEST_CASE("a request that goes ahead is answered beside a full batch and a full queue, one at a time, and can be called back") {
+  FakeExecutor executor(room(3));
+  EngineOptions o;
+  o.mode = SpeculationMode::kDdtree;
+  o.measure_costs = false;
+  o.budget = 16;
+  o.max_running = 2;
+  o.max_queue = 3;
+  auto started = Engine::start(executor, tiny_tokenizer(), o);
+  REQUIRE(started.ok());
+  Engine& engine = **started;
+  const auto alone = run_request(engine, asked({9, 9}, 60));
+  executor.slow_ms = 1;
+  std::vector<std::shared_ptr<Collected>> clients;
+  for (int i = 0; i < 5; ++i) {
+    clients.push_back(std::make_shared<Collected>());
+    REQUIRE(engine.submit(asked({8, 8}, 1500), sink_of(clients.back())).ok());
+  }
+  REQUIRE(engine.submit(asked({8, 8}, 5), sink_of(std::make_shared<Collected>())).status().code() == Code::kTemporary);
+  Request canary = asked({9, 9}, 60);
+  canary.own = canary.ahead = true;
+  // Three at once: each has its turn, and one that waits for its turn can be cancelled.
+  std::vector<std::shared_ptr<Collected>> answers;
+  std::vector<uint64_t> ids;
+  for (int i = 0; i < 3; ++i) {
+    answers.push_back(std::make_shared<Collected>());
+    const auto id = engine.submit(canary, sink_of(answers.back()));
+    REQUIRE(id.ok());
+    ids.push_back(*id);
+  }
+  engine.cancel(ids[2]);
+  for (const auto& a : answers) a->wait();
+  CHECK(answers[0]->ids == alone->ids);
+  CHECK(answers[1]->ids == alone->ids);
+  CHECK(answers[2]->last.finish == FinishReason::kCancelled);
+  // None of the clients has ended yet, and none of those that waited was kept from its turn for good.
+  CHECK(engine.snapshot().requests_finished == 1);
+  CHECK(engine.snapshot().own_requests == 3);
+  CHECK(executor.max_segments == 3);
+  for (const auto& c : clients) c->wait();
+  for (const auto& c : clients) CHECK(c->last.finish == FinishReason::kLength);
+  CHECK(engine.snapshot().pages_used == 0);
+  CHECK(engine.snapshot().slots_used == 0);
+}
+
+TEST_CASE("a limit on modes holds for a request that goes ahead, too") {
+  FakeExecutor executor(room(2));
+  auto engine = start(executor, SpeculationMode::kDdtree, 1);
+  Request first = asked({1, 2}, 200), second = asked({1, 2, 3}, 40);
+  first.ahead = second.ahead = true;
+  const auto a = std::make_shared<Collected>(), b = std::make_shared<Collected>();
+  bool told = false;
+  executor.before_forward = [&](const Forest& f, PassOutput*) {
+    if (!told && f.segments[0].context > 20) told = true, engine->limit_mode(SpeculationMode::kNone);
+    return Status();
+  };
+  REQUIRE(engine->submit(first, sink_of(a)).ok());
+  REQUIRE(engine->submit(second, sink_of(b)).ok());
+  a->wait(), b->wait();
+  CHECK(b->last.stats.mode == SpeculationMode::kNone);
+}

@@ -31,11 +31,12 @@ class ScriptedEngine final : public Engine {
  public:
   // The whole answer to a request, as text with tags; the model's end token follows unless `endless`.
   std::function<std::string(const Request&)> answer = [](const Request&) { return std::string("Hello, Carol!"); };
-  int run = 3;                         // tokens a round
-  std::chrono::milliseconds pause{0};  // between rounds
-  bool endless = false;                // the answer is repeated until max_tokens
-  std::atomic<bool> hold{false};       // requests wait, as if queued
-  std::string fault;                   // ends every request with this error, after fault_after tokens
+  int run = 3;                          // tokens a round
+  std::chrono::milliseconds pause{0};   // between rounds
+  bool endless = false;                 // the answer is repeated until max_tokens
+  std::atomic<bool> hold{false};        // requests wait, as if queued
+  std::atomic<bool> hold_ahead{false};  // those that go ahead do, as if pages were short
+  std::string fault;                    // ends every request with this error, after fault_after tokens
   int fault_after = 0;
   EngineOptions settings;
   std::vector<Request> seen;  // under mutex()
@@ -131,14 +132,15 @@ class ScriptedEngine final : public Engine {
     stats.prompt_tokens = static_cast<int32_t>(request.prompt.size());
     size_t at = 0;
     std::unique_lock lock(mutex_);
-    while (at < ids.size() || hold) {
-      changed_.wait_for(lock, hold ? std::chrono::milliseconds(5) : pause, [&] { return cancel_[id] || stopping_; });
+    const auto held = [&] { return hold || (hold_ahead && request.ahead); };
+    while (at < ids.size() || held()) {
+      changed_.wait_for(lock, held() ? std::chrono::milliseconds(5) : pause, [&] { return cancel_[id] || stopping_; });
       if (cancel_[id] || stopping_) {
         last.finish = FinishReason::kCancelled;
         ++cancelled_;
         break;
       }
-      if (hold) continue;
+      if (held()) continue;
       if (!fault.empty() && static_cast<int>(at) >= fault_after) {
         last.finish = FinishReason::kError;
         last.error = fault;

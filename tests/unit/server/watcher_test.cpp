@@ -108,3 +108,56 @@ TEST_CASE("conditions make ready degraded and back, and their words are everywhe
   CHECK(h.get("/health").body["ladder"]["step"] == "NONE");  // the options' mode: nothing was loaded here
   CHECK(h.get("/health_generate").status == 503);            // no canary is known
 }
+
+TEST_CASE("a canary that has to wait: busy where passes end meanwhile, no answer where they do not, and a failed one is not forgiven") {
+  Harness h;
+  h.engine.answer = [](const Request& r) { return std::string(r.own ? "36, 37, 38" : "word "); };
+  h.service.watcher().begin(h.service.serving());
+  REQUIRE(h.service.watcher().canary_now(20, 20).passed);
+  {
+    std::lock_guard lock(h.engine.mutex());
+    CHECK(h.engine.seen.back().ahead);
+    CHECK(h.engine.seen.back().own);
+  }
+  const auto later = [] { std::this_thread::sleep_for(std::chrono::milliseconds(1100)); };  // an answer is shared for a second
+  later();
+  h.engine.hold_ahead = true;
+  const CanaryState idle = h.service.watcher().canary_now(0.3, 0.1);
+  CHECK(idle.running);
+  CHECK_FALSE(idle.busy);
+  CHECK_THAT(idle.reason, ContainsSubstring("not answered within"));
+
+  // The same while a client's stream runs: the engine gets on.
+  h.engine.endless = true;
+  h.engine.pause = std::chrono::milliseconds(5);
+  std::thread stream([&] {
+    Json body = endless(true);
+    body["max_tokens"] = 450;
+    h.post("/v1/chat/completions", body);
+  });
+  REQUIRE(Harness::eventually([&] { return h.engine.running() == 2; }));
+  const CanaryState busy = h.service.watcher().canary_now(20, 0.2);
+  CHECK(busy.busy);
+  CHECK_THAT(busy.reason, ContainsSubstring("busy: 2 requests run") && ContainsSubstring("passes ended"));
+  stream.join();
+
+  // It is answered after all, and wrongly: from then on being busy is no excuse.
+  h.engine.answer = [](const Request&) { return std::string("something else"); };
+  h.engine.hold_ahead = false;
+  REQUIRE(Harness::eventually([&] { return !h.service.watcher().canary().running; }));
+  later();
+  REQUIRE_FALSE(h.service.watcher().canary_now(20, 20).passed);
+  later();
+  h.engine.hold_ahead = true;
+  std::thread again([&] {
+    Json body = endless(true);
+    body["max_tokens"] = 450;
+    h.post("/v1/chat/completions", body);
+  });
+  REQUIRE(Harness::eventually([&] { return h.engine.running() == 1; }));
+  const CanaryState failed = h.service.watcher().canary_now(0.4, 0.2);
+  CHECK_FALSE(failed.busy);
+  CHECK(failed.running);
+  h.engine.hold_ahead = false;
+  again.join();
+}
