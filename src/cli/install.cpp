@@ -51,19 +51,40 @@ const char* const kInstallHelp =
     "  --json             one JSON object on standard output\n\n"
     "Only SGLang's units are understood (python -m sglang.launch_server, sglang serve; with env, numactl, conda run, bash -c '…' or a\n"
     "start script around it), not vLLM's, llama.cpp's or containers.\n\n"
-    "Exit codes: 0 shown or written; 64 the unit cannot be understood, or --apply was refused; 69 it could not be written.\n";
+    "Exit codes: 0 shown or written; 64 the unit cannot be understood, or something is in the way (a flag, a file of that name), with or\n"
+    "without --apply; 69 it could not be written, or with --now systemctl failed; 75 another install or rollback is at work there.\n";
 const char* const kRollbackHelp =
     "usage: ddtree rollback FILE [--now] [--json]\n\n"
     "Brings back the unit that `ddtree install --apply` replaced: the same file, with its rights, owner and times. The ddtree unit is put\n"
-    "aside as FILE.after-ddtree.\n\n"
+    "aside as FILE.after-ddtree (.2, .3 … where that is taken). A unit that ddtree did not write stays where it is.\n\n"
     "  FILE    the unit's file, or its name in /etc/systemd/system\n"
     "  --now   also run systemctl daemon-reload and restart\n"
-    "  --json  one JSON object on standard output\n";
+    "  --json  one JSON object on standard output\n\n"
+    "Exit codes: 0 the old unit is back; 64 nothing to bring back, or another's unit is in its place; 69 the system refused (with --now "
+    "also\n"
+    "systemctl: the unit is back then); 75 another install or rollback is at work there.\n";
 
 int fail(const char* command, const Status& status) {
   std::fprintf(stderr, "ddtree %s: %s\n", command, status.message().c_str());
   return exit_code(status.code());
 }
+
+// Where nothing else has been said yet. A program that asked for JSON gets JSON, whatever went wrong.
+class Refusal {
+ public:
+  Refusal(const char* command, int argc, char** argv)
+      : command_(command), json_(std::any_of(argv + 1, argv + argc, [](const char* a) { return std::string_view(a) == "--json"; })) {}
+  int operator()(const Status& status) const {
+    if (json_)
+      fmt::print("{}\n", Json{{"written", false}, {"error", status.message()}}.dump(2, ' ', false, Json::error_handler_t::replace));
+    std::fflush(stdout);
+    return fail(command_, status);
+  }
+
+ private:
+  const char* command_;
+  bool json_;
+};
 
 std::optional<std::string> read_file(const std::string& path) {
   std::error_code none;
@@ -153,6 +174,7 @@ Json list_json(const std::vector<UnitDifference>& list) {
 }
 
 int install(int argc, char** argv) {
+  const Refusal refuse("install", argc, argv);
   std::string from, to;
   MigrationOptions options;
   options.executable = own_path();
@@ -181,29 +203,29 @@ int install(int argc, char** argv) {
     else if (flag == "--executable") status = need(&options.executable);
     else if (flag == "--leave-out") status = need(&options.leave_out.emplace_back());
     else status = {Code::kUsage, fmt::format("'{}' is no option of ddtree install; ddtree install --help lists them", argv[i])};
-    if (!status.ok()) return fail("install", status);
+    if (!status.ok()) return refuse(status);
   }
-  if (from.empty()) return fail("install", {Code::kUsage, "--from-unit FILE says which unit; ddtree install --help says more"});
-  if (dry && apply) return fail("install", {Code::kUsage, "--dry-run and --apply exclude each other"});
-  if (now && !apply) return fail("install", {Code::kUsage, "--now needs --apply"});
+  if (from.empty()) return refuse({Code::kUsage, "--from-unit FILE says which unit; ddtree install --help says more"});
+  if (dry && apply) return refuse({Code::kUsage, "--dry-run and --apply exclude each other"});
+  if (now && !apply) return refuse({Code::kUsage, "--now needs --apply"});
   if (options.executable[0] != '/')
-    return fail("install", {Code::kUsage, fmt::format("--executable {}: must be an absolute path", options.executable)});
+    return refuse({Code::kUsage, fmt::format("--executable {}: must be an absolute path", options.executable)});
 
   options.source = unit_path(from);
   options.target = to.empty() ? options.source : unit_path(to);
   if (!to.empty() && to.find('/') == std::string::npos) options.target = "/etc/systemd/system/" + unit_name(to);
-  if (!options.target.ends_with(".service")) return fail("install", {Code::kUsage, options.target + ": a unit's name ends in .service"});
+  if (!options.target.ends_with(".service")) return refuse({Code::kUsage, options.target + ": a unit's name ends in .service"});
   if (!to.empty() && options.target == options.source)
-    return fail("install", {Code::kUsage, "--to names the old unit itself; without it that is replaced"});
+    return refuse({Code::kUsage, "--to names the old unit itself; without it that is replaced"});
   options.packaged_unit = std::string(embedded_file("packaging/systemd/ddtree.service").value_or(""));
   options.cuda = kHasCuda;
   options.read_file = read_file;
   options.home_of = home_of;
 
   auto before = read_unit(options.source);
-  if (!before) return fail("install", before.status());
+  if (!before) return refuse(before.status());
   auto unit = UnitFile::parse(*before, options.source);
-  if (!unit) return fail("install", unit.status());
+  if (!unit) return refuse(unit.status());
   std::vector<std::string> paths;
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(options.source + ".d", none))
@@ -212,19 +234,24 @@ int install(int argc, char** argv) {
   std::vector<UnitFile> drop_ins;
   for (const std::string& path : paths) {
     const auto text = read_file(path);
-    if (!text) return fail("install", {Code::kUsage, path + " cannot be read"});
+    if (!text) return refuse({Code::kUsage, path + " cannot be read"});
     auto parsed = UnitFile::parse(*text, path);
-    if (!parsed) return fail("install", parsed.status());
+    if (!parsed) return refuse(parsed.status());
     drop_ins.push_back(std::move(*parsed));
   }
   auto migrated = migrate_unit(*unit, drop_ins, options);
-  if (!migrated) return fail("install", migrated.status());
+  if (!migrated) return refuse(migrated.status());
   UnitMigration& m = *migrated;
   const bool in_place = to.empty();
   // A package's own file comes back with its next upgrade.
   if (in_place && (options.source.starts_with("/usr/lib/") || options.source.starts_with("/lib/")))
     m.blockers.push_back(fmt::format("{} belongs to a package; --to /etc/systemd/system/{} writes one that stands before it",
                                      options.source, unit_name(options.source)));
+  // What --apply would meet is said before it is asked for.
+  const auto free_path = [](const std::string& path) { return !fs::exists(fs::symlink_status(path)); };
+  if (!in_place && !free_path(options.target)) m.blockers.push_back(options.target + " is there already; --to needs a name that is free");
+  if (in_place)
+    if (Status free = backup_free(options.source); !free.ok()) m.blockers.push_back(free.message());
 
   const std::string backup = in_place ? unit_backup_path(options.source) : "";
   const auto commands = systemctl_commands(unit_name(options.target), in_place ? "restart" : "start");
@@ -284,10 +311,12 @@ int install(int argc, char** argv) {
   }
   std::fflush(stdout);
   if (!status.ok()) return fail("install", status);
-  return apply && !m.blockers.empty() ? fail("install", {Code::kUsage, "not applied: " + m.blockers.front()}) : 0;
+  if (m.blockers.empty()) return 0;
+  return fail("install", {Code::kUsage, (apply ? "not applied: " : "in the way: ") + m.blockers.front()});
 }
 
 int rollback(int argc, char** argv) {
+  const Refusal refuse("rollback", argc, argv);
   std::string given;
   bool now = false, json = false;
   for (int i = 1; i < argc; ++i) {
@@ -296,14 +325,14 @@ int rollback(int argc, char** argv) {
     if (flag == "--now") now = true;
     else if (flag == "--json") json = true;
     else if (flag.empty() || flag[0] == '-')
-      return fail("rollback", {Code::kUsage, fmt::format("'{}' is no option of ddtree rollback; it has --now and --json", flag)});
-    else if (!given.empty()) return fail("rollback", {Code::kUsage, fmt::format("one unit at a time: {} or {}", given, flag)});
+      return refuse({Code::kUsage, fmt::format("'{}' is no option of ddtree rollback; it has --now and --json", flag)});
+    else if (!given.empty()) return refuse({Code::kUsage, fmt::format("one unit at a time: {} or {}", given, flag)});
     else given = flag;
   }
-  if (given.empty()) return fail("rollback", {Code::kUsage, "which unit? ddtree rollback FILE"});
+  if (given.empty()) return refuse({Code::kUsage, "which unit? ddtree rollback FILE"});
   const std::string unit = unit_path(given);
   auto done = rollback_unit(unit);
-  if (!done) return fail("rollback", done.status());
+  if (!done) return refuse(done.status());
   const auto commands = systemctl_commands(unit_name(unit), "restart");
   const Status status = now ? run_all(commands) : Status();
   if (json) {

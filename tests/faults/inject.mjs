@@ -349,7 +349,7 @@ for (const fault of ['store-full:for=6', 'store-locked:seconds=9'])
 
 test('/health_generate on a busy server: the canary goes before all that wait; where its pages are taken, the passes are the answer', async () => {
   const slow = ['slow-round:ms=40'];
-  const endless = { ...long, max_tokens: 400 };
+  const endless = { ...long, max_tokens: 400, speculative_algorithm: 'NONE' };
   await withServer(slow, ['--max-running-requests', '2', '--context-length', '512', '--max-queued-requests', '3', '--drain-timeout', '0', '--slow-alarm', '1e9'], async (s) => {
     const queued = Array.from({ length: 5 }, () => s.chat(endless));
     await eventually('two run, three wait', async () => await s.metric('num_requests_running') >= 2 && await s.metric('num_requests_waiting') === 3);

@@ -32,7 +32,7 @@ test('every new unit is one that systemd accepts, with an exposure of 4.0 at mos
   const version = Number(/^systemd (\d+)/.exec(run('systemd-analyze', ['--version']).text)[1]);
   for (const [name, ...more] of [['plain.service'], ['wrapped.service', '--leave-out', '--tp'], ['variables@.service'], ['refused.service']]) {
     const r = ddtree(['install', '--from-unit', join(samples, name), '--executable', '/usr/bin/ddtree', '--json', ...more]);
-    assert.equal(r.status, 0, r.err);
+    assert.equal(r.status, name === 'refused.service' ? 64 : 0, r.err);
     const { unit, written, blockers } = JSON.parse(r.out);
     assert.equal(written, false);
     assert.equal(blockers.length, name === 'refused.service' ? 4 : 0, blockers.join('\n'));
@@ -74,6 +74,9 @@ test('showing writes nothing; applying keeps the old unit; rolling back brings b
   const refused = ddtree(['install', '--from-unit', taken, '--apply']);
   assert.equal(refused.status, 64);
   assert.match(refused.err, /taken\.service\.before-ddtree is there already/);
+  const seen = ddtree(['install', '--from-unit', taken, '--json']);
+  assert.equal(seen.status, 64);
+  assert.match(JSON.parse(seen.out).blockers[0], /taken\.service\.before-ddtree is there already/);
   assert.equal(readFileSync(`${taken}.before-ddtree`, 'utf8'), 'kept');
   assert.doesNotMatch(readFileSync(taken, 'utf8'), /ddtree/);
 
@@ -85,6 +88,20 @@ test('showing writes nothing; applying keeps the old unit; rolling back brings b
   const again = ddtree(['rollback', unit]);
   assert.equal(again.status, 64);
   assert.match(again.err, /nothing to roll back/);
+
+  // Once more, with an edit in between: both ddtree units are kept.
+  assert.equal(ddtree(['install', '--from-unit', unit, '--apply']).status, 0);
+  writeFileSync(unit, `${readFileSync(unit, 'utf8')}# edited\n`);
+  assert.match(ddtree(['rollback', unit]).out, /ddtree's is .*sglang\.service\.after-ddtree\.2$/m);
+  assert.match(readFileSync(`${unit}.after-ddtree.2`, 'utf8'), /# edited\n$/);
+  assert.doesNotMatch(readFileSync(`${unit}.after-ddtree`, 'utf8'), /# edited/);
+  // Somebody's own unit in the place of ddtree's is not taken for it.
+  assert.equal(ddtree(['install', '--from-unit', unit, '--apply']).status, 0);
+  writeFileSync(unit, '[Service]\nExecStart=/bin/mine\n');
+  const other = ddtree(['rollback', unit, '--json']);
+  assert.equal(other.status, 64);
+  assert.match(JSON.parse(other.out).error, /is not the unit that ddtree install wrote/);
+  assert.equal(readFileSync(unit, 'utf8'), '[Service]\nExecStart=/bin/mine\n');
 });
 
 test('systemctl runs when asked, in order, and what it says is passed on', (t) => {
@@ -139,6 +156,19 @@ test('beside: a unit of its own, the old one untouched; wrong options are named'
   assert.match(text, /^Environment=CUDA_VISIBLE_DEVICES=5$/m);
   assert.deepEqual(print(unit), before);
   assert.equal(ddtree(['install', '--from-unit', unit, '--to', beside, '--apply']).status, 64, 'never over a file that is there');
+  const shown = ddtree(['install', '--from-unit', unit, '--to', beside]);
+  assert.equal(shown.status, 64);
+  assert.match(shown.err, /new\.service is there already; --to needs a name that is free/);
+  const huge = join(unit, '../huge.service');
+  writeFileSync(huge, '# '.padEnd((1 << 20) + 2, 'x'));
+  for (const args of [['install', '--from-unit', huge, '--json'], ['install', '--json', '--from-unit', join(unit, '../none.service')], ['install', '--json'], ['rollback', '--json', huge]]) {
+    const r = ddtree(args);
+    assert.equal(r.status, 64, args.join(' '));
+    const said = JSON.parse(r.out);
+    assert.equal(said.written, false);
+    assert.equal(r.err, `ddtree ${args[0]}: ${said.error}\n`);
+  }
+  assert.match(JSON.parse(ddtree(['install', '--from-unit', huge, '--json']).out).error, /is over 1 MiB/);
   for (const [args, words] of [
     [['install'], /--from-unit FILE/],
     [['install', '--from-unit'], /--from-unit needs a value/],

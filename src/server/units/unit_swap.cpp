@@ -86,6 +86,21 @@ Result<std::string> read_whole(const std::string& path, size_t most) {
   return text;
 }
 
+// Gives the unit a second name, the first of FILE.after-ddtree, FILE.after-ddtree.2 … that is free: it may have been edited since it was
+// written, and so may those of earlier rollbacks.
+Result<std::string> put_aside(const std::string& unit, const struct stat& now) {
+  constexpr int kMost = 1000;
+  for (int n = 1; n <= kMost; ++n) {
+    std::string name = unit_leftover_path(unit) + (n > 1 ? fmt::format(".{}", n) : "");
+    if (::link(unit.c_str(), name.c_str()) == 0) return name;
+    if (errno != EEXIST) return trouble("give another name to", unit);
+    struct stat earlier {};
+    if (there(name, &earlier) && same_file(earlier, now)) return name;  // a kill came after this step
+  }
+  return Status(Code::kUsage,
+                fmt::format("{} and {} more of its kind are there already; move them away", unit_leftover_path(unit), kMost - 1));
+}
+
 void done(const UnitSwapStep& step, const char* name) {
   if (step) step(name);
 }
@@ -109,6 +124,15 @@ Result<std::string> read_unit(const std::string& unit) {
   return text;
 }
 
+Status backup_free(const std::string& unit) {
+  const std::string backup = unit_backup_path(unit);
+  struct stat now {
+  }, kept{};
+  if (!there(backup, &kept) || (there(unit, &now) && same_file(now, kept))) return {};
+  return {Code::kUsage,
+          fmt::format("{} is there already, from an earlier install; `ddtree rollback {}` brings it back, or move it away", backup, unit)};
+}
+
 Status replace_unit(const std::string& unit, const std::string& before, const std::string& text, const UnitSwapStep& step) {
   Folder folder;
   DDTREE_RETURN_IF_ERROR(folder.open(unit));
@@ -119,10 +143,8 @@ Status replace_unit(const std::string& unit, const std::string& before, const st
   struct stat old {
   }, kept{};
   if (!there(unit, &old)) return trouble("read", unit);
-  const bool unfinished = there(backup, &kept) && same_file(old, kept);
-  if (there(backup, &kept) && !unfinished)
-    return {Code::kUsage, fmt::format("{} is there already, from an earlier install; `ddtree rollback {}` brings it back, or move it away",
-                                      backup, unit)};
+  DDTREE_RETURN_IF_ERROR(backup_free(unit));
+  const bool unfinished = there(backup, &kept);
   DDTREE_RETURN_IF_ERROR(write_aside(aside, text, &old));
   done(step, "written aside");
   // A second name for the same inode: nothing is copied, and a name that is there makes it fail.
@@ -163,9 +185,9 @@ Status create_unit(const std::string& unit, const std::string& text, const UnitS
 Result<UnitRollback> rollback_unit(const std::string& unit, const UnitSwapStep& step) {
   Folder folder;
   DDTREE_RETURN_IF_ERROR(folder.open(unit));
-  const std::string backup = unit_backup_path(unit), leftover = unit_leftover_path(unit), second = hidden_path(unit, ".ddtree-old");
+  const std::string backup = unit_backup_path(unit);
   struct stat kept {
-  }, now{}, earlier{};
+  }, now{};
   if (!there(backup, &kept)) return Status(Code::kUsage, fmt::format("nothing to roll back: there is no {}", backup));
   UnitRollback out;
   if (there(unit, &now) && same_file(now, kept)) {
@@ -174,19 +196,16 @@ Result<UnitRollback> rollback_unit(const std::string& unit, const UnitSwapStep& 
     out.was_in_place = true;
   } else {
     if (there(unit, &now)) {
-      // The ddtree unit may have been edited since: it is put aside, not thrown away.
-      if (there(leftover, &earlier) && !same_file(earlier, now)) {
-        auto text = read_whole(leftover, 1 << 20);
-        if (!text) return text.status();
-        if (!text->starts_with(kInstalledUnitMark))
-          return Status(Code::kUsage, fmt::format("{} is not ddtree's and would be overwritten; move it away", leftover));
-      }
-      ::unlink(second.c_str());
-      if (::link(unit.c_str(), second.c_str()) != 0) return trouble("give another name to", unit);
-      done(step, "second name");
-      if (::rename(second.c_str(), leftover.c_str()) != 0) return trouble("put aside", unit);
-      ::unlink(second.c_str());  // still there where both were one file
-      out.leftover = leftover;
+      // Somebody may have brought back a unit of their own by hand, or by other means: that is no ddtree unit to be put aside.
+      auto text = read_unit(unit);
+      if (!text) return text.status();
+      if (!text->starts_with(kInstalledUnitMark))
+        return Status(Code::kUsage, fmt::format("{} is not the unit that ddtree install wrote (its first line would begin \"{}\"): move it "
+                                                "away, and the old unit can come back from {}",
+                                                unit, kInstalledUnitMark, backup));
+      auto name = put_aside(unit, now);
+      if (!name) return name.status();
+      out.leftover = std::move(*name);
       DDTREE_RETURN_IF_ERROR(folder.sync());
       done(step, "put aside");
     }

@@ -93,12 +93,13 @@ TEST_CASE("a unit is replaced with its rights, and comes back as the same file",
   CHECK(Scratch::read(back->leftover) == kNew);
   CHECK_FALSE(fs::exists(unit_backup_path(s.unit)));
   CHECK(s.files() == 2);
-  // And again: the leftover of the first time is ddtree's own and gives way.
+  // And again: the leftover of the first time stays beside that of the second.
   REQUIRE(replace_unit(s.unit, kOld, kNew + "# 2\n").ok());
   REQUIRE(rollback_unit(s.unit));
   CHECK(s.is_old(s.unit));
-  CHECK(Scratch::read(unit_leftover_path(s.unit)) == kNew + "# 2\n");
-  CHECK(s.files() == 2);
+  CHECK(Scratch::read(unit_leftover_path(s.unit)) == kNew);
+  CHECK(Scratch::read(unit_leftover_path(s.unit) + ".2") == kNew + "# 2\n");
+  CHECK(s.files() == 3);
 }
 
 TEST_CASE("a backup is never overwritten, and nothing is done on a wrong footing", "[units]") {
@@ -119,28 +120,50 @@ TEST_CASE("a backup is never overwritten, and nothing is done on a wrong footing
   refused(read_unit(s.folder.string()).status(), "no plain file");
   refused(create_unit(s.unit, kNew), "is there already");
   CHECK(s.files() == 2);
-  // What stands where the ddtree unit would be put aside is somebody's own.
-  REQUIRE(replace_unit(s.unit, kOld, kNew).ok());
-  Scratch::write(unit_leftover_path(s.unit), "mine");
-  auto back = rollback_unit(s.unit);
-  CHECK_FALSE(back);
-  CHECK(Scratch::read(unit_leftover_path(s.unit)) == "mine");
-  CHECK(s.is_old(unit_backup_path(s.unit)));
 }
 
-TEST_CASE("a unit that was edited or deleted since does not hinder the way back", "[units]") {
+TEST_CASE("no rollback overwrites what another put aside, nor anything of somebody's own", "[units]") {
+  Scratch s;
+  Scratch::write(unit_leftover_path(s.unit), "mine");
+  for (int round = 2; round <= 4; ++round) {
+    const std::string text = kNew + "# edited in round " + std::to_string(round) + "\n";
+    REQUIRE(replace_unit(s.unit, kOld, text).ok());
+    auto back = rollback_unit(s.unit);
+    REQUIRE(back);
+    CHECK(back->leftover == unit_leftover_path(s.unit) + "." + std::to_string(round));
+    CHECK(Scratch::read(back->leftover) == text);
+    CHECK(s.is_old(s.unit));
+  }
+  CHECK(Scratch::read(unit_leftover_path(s.unit)) == "mine");
+  CHECK(Scratch::read(unit_leftover_path(s.unit) + ".2") == kNew + "# edited in round 2\n");
+  CHECK(s.files() == 5);
+}
+
+TEST_CASE("a unit that was edited or deleted since does not hinder the way back; one that is not ddtree's does", "[units]") {
   Scratch s;
   REQUIRE(replace_unit(s.unit, kOld, kNew).ok());
-  Scratch::write(s.unit, "edited by hand");
+  Scratch::write(s.unit, kNew + "Environment=EDITED=1\n");
   REQUIRE(rollback_unit(s.unit));
   CHECK(s.is_old(s.unit));
-  CHECK(Scratch::read(unit_leftover_path(s.unit)) == "edited by hand");
+  CHECK(Scratch::read(unit_leftover_path(s.unit)) == kNew + "Environment=EDITED=1\n");
   fs::remove(unit_leftover_path(s.unit));
   REQUIRE(replace_unit(s.unit, kOld, kNew).ok());
   fs::remove(s.unit);
   auto back = rollback_unit(s.unit);
   REQUIRE(back);
   CHECK(back->leftover.empty());
+  CHECK(s.is_old(s.unit));
+
+  REQUIRE(replace_unit(s.unit, kOld, kNew).ok());
+  Scratch::write(s.unit, "[Service]\nExecStart=/opt/mine\n");
+  back = rollback_unit(s.unit);
+  REQUIRE_FALSE(back);
+  CHECK(back.status().code() == Code::kUsage);
+  CHECK_THAT(back.status().message(), ContainsSubstring("is not the unit that ddtree install wrote") && ContainsSubstring("move it away"));
+  CHECK(Scratch::read(s.unit) == "[Service]\nExecStart=/opt/mine\n");
+  CHECK(s.is_old(unit_backup_path(s.unit)));
+  fs::rename(s.unit, s.unit + ".mine");
+  REQUIRE(rollback_unit(s.unit));
   CHECK(s.is_old(s.unit));
 }
 
@@ -194,7 +217,7 @@ TEST_CASE("kill -9 between any two steps of a rollback loses nothing, and the ne
     CHECK(Scratch::read(unit_leftover_path(s.unit)) == kNew);
     CHECK(s.files() == 2);
   }
-  CHECK(kills == 3);  // second name, put aside, brought back
+  CHECK(kills == 2);  // put aside, brought back
 }
 
 TEST_CASE("a unit beside the old one appears whole or not at all", "[units]") {
