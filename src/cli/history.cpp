@@ -33,7 +33,10 @@ const char* const kHelp =
     "  --run ID           only this start's events, requests, acceptance and smoke runs\n"
     "  --limit N          rows shown, 1 to 1000 (default: 20)\n"
     "  --json             the same as one JSON object, in the shapes of docs/admin-api.md\n"
-    "  --help             this text\n";
+    "  --help             this text\n\n"
+    "Exit codes: 0 shown, also where nothing is recorded; 64 flags, or a number that the history does not have; 69 the history is not "
+    "there, "
+    "may\nnot be read, is damaged, another program's or of another version; 75 the disk fails.\n";
 
 int fail(const Status& status) {
   std::fprintf(stderr, "ddtree history: %s\n", status.message().c_str());

@@ -2,8 +2,10 @@
 
 #include <fmt/core.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 
 #include <chrono>
+#include <cstring>
 
 namespace ddtree::store {
 
@@ -74,16 +76,61 @@ Database::~Database() {
   sqlite3_close(handle_);
 }
 
+namespace {
+
+// SQLite's words alone are "unable to open database file", whatever the system said.
+std::string words_of(sqlite3* handle, int code) {
+  std::string words = sqlite3_errmsg(handle);
+  const int system = sqlite3_system_errno(handle);
+  if (((code & 0xFF) == SQLITE_CANTOPEN || (code & 0xFF) == SQLITE_IOERR) && system != 0)
+    words += std::string(": ") + std::strerror(system);
+  return words;
+}
+
+bool has_bytes(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && info.st_size > 0;
+}
+
+// A path in a URI that SQLite reads: what would end it is encoded.
+std::string uri_of(const std::string& path) {
+  std::string out = "file:";
+  for (const char c : path) {
+    if (c == '?' || c == '#' || c == '%') out += fmt::format("%{:02X}", static_cast<unsigned char>(c));
+    else if (c != '/' || out.back() != '/') out += c;  // two at the front would begin a host's name
+  }
+  return out;
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Database>> Database::open(const std::string& path, Access access, int busy_ms) {
   int flags = SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_EXRESCODE;
   flags |= access == Access::kReadOnly ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE;
   if (access == Access::kCreate) flags |= SQLITE_OPEN_CREATE;
-  sqlite3* handle = nullptr;
-  const int code = sqlite3_open_v2(path.c_str(), &handle, flags, nullptr);
-  std::unique_ptr<Database> database(new Database(handle));
-  if (code != SQLITE_OK) return Status(Code::kUnavailable, fmt::format("cannot open {}: {}", path, sqlite3_errstr(code)));
-  sqlite3_busy_timeout(handle, busy_ms);
-  return database;
+  const auto attempt = [&](const std::string& name, int more) -> Result<std::unique_ptr<Database>> {
+    sqlite3* handle = nullptr;
+    const int code = sqlite3_open_v2(name.c_str(), &handle, flags | more, nullptr);
+    std::unique_ptr<Database> database(new Database(handle));
+    if (code != SQLITE_OK) return Status(Code::kUnavailable, fmt::format("cannot open {}: {}", path, words_of(handle, code)));
+    sqlite3_busy_timeout(handle, busy_ms);
+    return database;
+  };
+  auto database = attempt(path, 0);
+  if (access != Access::kReadOnly || !database) return database;
+  // A reader of a WAL database makes a -shm file beside it. In a folder where it may not, the file can still be read where nothing else
+  // holds rows of it: no log (a server that has it open has one) and no journal.
+  sqlite3* const handle = (*database)->handle_;
+  const int looked = sqlite3_exec(handle, "PRAGMA schema_version", nullptr, nullptr, nullptr);
+  const int kind = looked & 0xFF;
+  if (kind != SQLITE_CANTOPEN && kind != SQLITE_READONLY) return database;
+  const std::string why = words_of(handle, looked);
+  if (!has_bytes(path + "-wal") && !has_bytes(path + "-journal")) return attempt(uri_of(path) + "?immutable=1", SQLITE_OPEN_URI);
+  return Status(
+      Code::kUnavailable,
+      fmt::format("cannot read {}: {}. Its newest rows are in {}-wal, and to read those this user must be able to write the folder; "
+                  "read it as the server's user, or copy both files elsewhere",
+                  path, why, path));
 }
 
 Status Database::fail(std::string_view what) {
@@ -92,7 +139,7 @@ Status Database::fail(std::string_view what) {
   return Status(failure_ == Failure::kRow       ? Code::kInvalidArgument
                 : failure_ == Failure::kStorage ? Code::kStorage
                                                 : Code::kUnavailable,
-                fmt::format("{}: {} (SQLite code {})", what, sqlite3_errmsg(handle_), code));
+                fmt::format("{}: {} (SQLite code {})", what, words_of(handle_, code), code));
 }
 
 Result<sqlite3_stmt*> Database::prepare(const std::string& sql, const std::vector<Value>& values) {

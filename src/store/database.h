@@ -51,7 +51,8 @@ class Database {
   Database(const Database&) = delete;
   Database& operator=(const Database&) = delete;
 
-  // busy_ms: how long a call waits for another connection's lock.
+  // busy_ms: how long a call waits for another connection's lock. kReadOnly also where the folder cannot be written, unless a log or a
+  // journal beside the file holds rows of it.
   static Result<std::unique_ptr<Database>> open(const std::string& path, Access access, int busy_ms);
 
   // Text is stored as valid UTF-8: broken bytes become U+FFFD, since the rows leave as JSON.

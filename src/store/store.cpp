@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 
 #include "base/log.h"
@@ -300,7 +302,9 @@ class SqliteStore final : public Store {
   }
 
   Status start_read_only(const std::vector<Migration>& migrations) {
-    if (access(path_.c_str(), F_OK) != 0) return Status(Code::kUnavailable, fmt::format("{}: there is no history yet", path_));
+    if (access(path_.c_str(), F_OK) != 0)
+      return Status(Code::kUnavailable, errno == ENOENT ? fmt::format("{}: there is no history yet", path_)
+                                                        : fmt::format("{}: {}", path_, std::strerror(errno)));
     DDTREE_RETURN_IF_ERROR(store::inspect(path_, migrations, false));
     auto version = with_reader<int64_t>([](Database& database) { return database.integer("PRAGMA user_version"); });
     if (!version) return version.status();

@@ -67,7 +67,7 @@ test('ddtree history reads beside the server, as text and as the API\'s JSON', a
   const nowhere = history('--db', join(tmpdir(), 'no-such.db'));
   assert.equal(nowhere.status, 69);
   assert.match(nowhere.stderr, /there is no history yet/);
-  assert.match(history('--help').stdout, /usage: ddtree history[\s\S]*--since[\s\S]*--json/);
+  assert.match(history('--help').stdout, /usage: ddtree history[\s\S]*--since[\s\S]*--json[\s\S]*Exit codes: 0 [\s\S]*64 [\s\S]*69 [\s\S]*75 /);
 });
 
 test('a smoke test beside the traffic is in no counter of the clients\'', async () => {

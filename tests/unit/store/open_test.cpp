@@ -360,3 +360,65 @@ TEST_CASE("a queue that is full drops trees first, and says so") {
   REQUIRE((events.ok() && events->total == 1));
   CHECK(events->rows[0].message.find("100 rows") != std::string::npos);
 }
+
+TEST_CASE("a history in a folder that cannot be written is read; where rows are in its log only, that is said", "[read-only]") {
+  // Root may write anywhere: the reader is a child with no rights to the folder.
+  TemporaryFolder folder;
+  const std::string inner = folder / "read only % #1";
+  std::filesystem::create_directory(inner);
+  const std::string path = inner + "/ddtree.db";
+  make_history(path);
+  REQUIRE_FALSE(std::filesystem::exists(path + "-wal"));
+  const auto readable = [&] {
+    for (const auto& file : std::filesystem::directory_iterator(inner)) chmod(file.path().c_str(), 0444);
+    chmod(folder.path().c_str(), 0755);
+    chmod(inner.c_str(), 0555);
+  };
+  readable();
+  const auto as_nobody = [&](const std::function<int()>& body) {
+    return in_child([&] {
+      if (getuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) return 90;
+      if (access(inner.c_str(), W_OK) == 0) return 91;
+      return body();
+    });
+  };
+  CHECK(as_nobody([&] {
+          auto history = Store::open_read_only(path);
+          if (!history.ok()) return 1;
+          auto page = (*history)->requests({}, {5, 0});
+          return page.ok() && page->total == 300 && page->rows.size() == 5 ? 0 : 2;
+        }) == 0);
+  CHECK_FALSE(std::filesystem::exists(path + "-shm"));
+
+  // A server that was killed leaves a log, and no reader may make the file that it takes to read it.
+  chmod(inner.c_str(), 0755), chmod(path.c_str(), 0644);
+  REQUIRE(in_child([&] {
+            auto history = Store::open(path);
+            if (!history.ok()) return 1;
+            (*history)->add_event({.kind = "x", .message = "in the log"});
+            if (!(*history)->flush().ok()) return 2;
+            kill(getpid(), SIGKILL);
+            return 3;
+          }) == 1000 + SIGKILL);
+  REQUIRE(std::filesystem::file_size(path + "-wal") > 0);
+  std::filesystem::remove(path + "-shm");
+  readable();
+  CHECK(as_nobody([&] {
+          auto history = Store::open_read_only(path);
+          if (history.ok()) return 1;
+          return mentions(history.status(), {"cannot read", "-wal", "write the folder", "copy both files"}) ? 0 : 2;
+        }) == 0);
+  // And a file that may not be read at all says why.
+  chmod(path.c_str(), 0600);
+  CHECK(as_nobody([&] {
+          auto history = Store::open_read_only(path);
+          if (history.ok()) return 1;
+          return mentions(history.status(), {"cannot open", "Permission denied"}) ? 0 : 2;
+        }) == 0);
+  chmod(inner.c_str(), 0700);
+  CHECK(as_nobody([&] {
+          auto history = Store::open_read_only(path);
+          return mentions(history.status(), {path.c_str(), "Permission denied"}) ? 0 : 2;
+        }) == 0);
+  CHECK(mentions(Store::open_read_only(inner + "/none.db").status(), {"there is no history yet"}));
+}
