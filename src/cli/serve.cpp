@@ -24,13 +24,42 @@
 namespace ddtree::cli {
 namespace {
 
-// Signals are taken by one thread that waits for them: handlers could do next to nothing.
-sigset_t stop_signals() {
+const char* signal_name(int signal) {
+  switch (signal) {
+    case SIGTERM: return "SIGTERM";
+    case SIGINT: return "SIGINT";
+    case SIGHUP: return "SIGHUP";
+    case SIGUSR2: return "SIGUSR2";
+    case SIGALRM: return "SIGALRM";
+    case SIGVTALRM: return "SIGVTALRM";
+    case SIGIO: return "SIGIO";
+    case SIGPWR: return "SIGPWR";
+    default: return "a signal";
+  }
+}
+
+// Signals are taken by one thread that waits for them: handlers could do next to nothing. Those that would end the process without a drain,
+// and that nobody means for it, are heard too.
+sigset_t heard_signals() {
   sigset_t set;
   sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGINT);
+  for (const int signal : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGIO, SIGPWR}) sigaddset(&set, signal);
+  // A terminal that was closed asks for an end, unless nohup said otherwise.
+  struct sigaction old {};
+  if (sigaction(SIGHUP, nullptr, &old) == 0 && old.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
   return set;
+}
+
+// Waits for a signal that asks for an end; SIGUSR1 counts where `woken` says that it is this process's own word.
+template <class Woken>
+int wait_for_stop(const sigset_t& heard, Woken woken) {
+  for (;;) {
+    int signal = 0;
+    if (sigwait(&heard, &signal) != 0) continue;
+    if (signal == SIGTERM || signal == SIGINT || signal == SIGHUP) return signal;
+    if (signal == SIGUSR1 && woken()) return signal;
+    log::warn("{} was sent and is ignored; SIGTERM stops", signal == SIGUSR1 ? "SIGUSR1" : signal_name(signal));
+  }
 }
 
 void raise_file_limit() {
@@ -69,7 +98,11 @@ class Herald {
     const std::lock_guard lock(telling_);
     const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
     const std::string lines = notifier_.tick(now, {service_.phases().state(), service_.alive(), Notifier::work_so_far()});
-    if (!lines.empty()) sd_notify(lines);
+    std::string why;
+    if (!lines.empty() && !sd_notify(lines, &why) && !why.empty() && !told_) {
+      told_ = true;
+      log::warn("{}: nobody hears what systemd should know", why);
+    }
   }
   void run() {
     std::unique_lock lock(mutex_);
@@ -84,6 +117,7 @@ class Herald {
   Service& service_;
   std::mutex telling_;
   Notifier notifier_;
+  bool told_ = false;
   std::mutex mutex_;
   std::condition_variable wake_;
   bool stop_ = false;
@@ -116,14 +150,13 @@ int serve(int argc, char** argv) {
   if (config.help) return std::fputs(serve_help().c_str(), stdout), 0;
   log::set_level(config.log_level);
   for (const std::string& note : config.notes) log::info("{}", note);
+  for (const std::string& trouble : notify_environment_troubles()) log::warn("{}", trouble);
   raise_file_limit();
   // A thread for every stream that may run or wait, and some for probes and the dashboard.
   config.http.max_connections = config.service.engine.max_running + config.service.engine.max_queue + 128;
 
-  const sigset_t signals = stop_signals();
-  // The loader's word that it failed is a signal of its own: it must not pass for a user's second one.
-  sigset_t heard = signals;
-  sigaddset(&heard, SIGUSR1);
+  // SIGUSR1 is the loader's word that it failed, and the watch's that it gave up: it must not pass for a user's second signal.
+  const sigset_t heard = heard_signals();
   pthread_sigmask(SIG_BLOCK, &heard, nullptr);
 
   Service service(config.service);
@@ -165,22 +198,19 @@ int serve(int argc, char** argv) {
     }
   });
 
-  int signal = 0;
-  do {
-    sigwait(&heard, &signal);
-  } while (signal == SIGUSR1 && !gave_up && !(loaded && !load_status.ok()));  // somebody else's
+  const int signal = wait_for_stop(heard, [&] { return gave_up || (loaded && !load_status.ok()); });
   if (gave_up) {
     const int code = fail(why);
     leave_at_once(service, code, "failed: " + why.message(), 3);
   }
   const bool failed = loaded && !load_status.ok();
   if (!failed) {
-    log::info("{}: draining; a second one stops at once", signal == SIGINT ? "SIGINT" : "SIGTERM");
+    log::info("{}: draining; a second one stops at once", signal_name(signal));
     // The second signal does not wait for anything, not even for a loader inside a long pass.
     std::thread([&service, &gave_up, &why, heard] {
-      int second = 0;
-      do sigwait(&heard, &second);
-      while (second == SIGUSR1 && !gave_up);
+      // A terminal's end is told more than once.
+      while (wait_for_stop(heard, [&gave_up] { return gave_up.load(); }) == SIGHUP) {
+      }
       if (gave_up) leave_at_once(service, fail(why), "failed: " + why.message(), 0);
       std::fprintf(stderr, "ddtree serve: stopped at once\n");
       leave_at_once(service, 0, "asked to stop; a second signal stopped it at once", 0);

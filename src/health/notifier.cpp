@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 namespace ddtree {
@@ -16,9 +18,10 @@ constexpr int64_t kWork = 50'000;  // microseconds of CPU time, or as much readi
 int64_t number(const char* name) {
   const char* text = std::getenv(name);
   if (!text || !*text) return -1;
-  char* end = nullptr;
-  const long long n = std::strtoll(text, &end, 10);
-  return *end ? -1 : n;
+  int64_t n = 0;
+  const char* const last = text + std::strlen(text);
+  const auto [end, code] = std::from_chars(text, last, n);
+  return code != std::errc() || end != last ? -1 : n;  // notify_environment_troubles() says so
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -165,6 +165,38 @@ test('a second signal stops at once', async () => {
   server.signal('SIGINT');
   assert.equal((await server.exited).code, 0);
   await server.stop();
+});
+
+test('a closed terminal drains; signals that mean nothing here are named in the log and change nothing; nohup holds', async () => {
+  const server = await Server.start({ args: ['--skip-smoke'], env: { NOTIFY_SOCKET: '/nowhere/notify', WATCHDOG_USEC: '60s' } });
+  for (const name of ['SIGUSR1', 'SIGUSR2', 'SIGALRM', 'SIGVTALRM', 'SIGIO', 'SIGPWR']) {
+    server.signal(name);
+    await eventually(`${name} is in the log`, () => new RegExp(` W ${name} was sent and is ignored; SIGTERM stops`).test(server.log));
+    assert.equal((await server.get('/readyz')).status, 200, name);
+  }
+  assert.equal(server.log.match(/WATCHDOG_USEC is "60s", but must be a whole number of microseconds/g).length, 1);
+  assert.equal(server.log.match(/NOTIFY_SOCKET=\/nowhere\/notify: No such file or directory/g).length, 1);
+  const running = server.chat({ ...long, max_tokens: 1200, speculative_algorithm: 'NONE' });
+  await eventually('it runs', async () => await server.metric('num_requests_running') === 1);
+  server.signal('SIGHUP');
+  await eventually('draining', async () => (await server.get('/readyz')).status === 503);
+  server.signal('SIGHUP');  // the shell tells it, and so does the kernel: no second signal that stops at once
+  assert.equal((await running).status, 200, 'the running request may finish');
+  assert.deepEqual(await server.exited, { code: 0, signal: null }, server.log);
+  assert.match(server.log, /SIGHUP: draining/);
+  assert.doesNotMatch(server.log, /stopped at once/);
+  await server.stop();
+
+  const folder = mkdtempSync(join(tmpdir(), 'ddtree-nohup-'));
+  const program = join(folder, 'nohup-ddtree');
+  writeFileSync(program, `#!/bin/sh\ntrap '' HUP\nexec '${binary}' "$@"\n`, { mode: 0o755 });
+  const kept = await Server.start({ args: ['--skip-smoke'], program });
+  kept.signal('SIGHUP');
+  kept.signal('SIGUSR2');
+  await eventually('what came after it is heard', () => /SIGUSR2 was sent/.test(kept.log));
+  assert.equal((await kept.get('/readyz')).status, 200);
+  assert.deepEqual(await kept.stop(), { code: 0, signal: null });
+  rmSync(folder, { recursive: true });
 });
 
 test('a stop while loading is heard at once and is no failure', async () => {

@@ -103,3 +103,37 @@ TEST_CASE("the watchdog's time is the environment's, for this process only") {
   for (int i = 0; i < 30'000'000; ++i) x = x * 1.0000001;
   CHECK(Notifier::work_so_far() > before);
 }
+
+TEST_CASE("variables that systemd would not have set so are named, with value and what would be right") {
+  const char* const names[] = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"};
+  const auto with = [&](const char* socket, const char* usec, const char* pid) {
+    const char* const values[] = {socket, usec, pid};
+    for (int i = 0; i < 3; ++i) values[i] ? setenv(names[i], values[i], 1) : unsetenv(names[i]);
+    return notify_environment_troubles();
+  };
+  CHECK(with(nullptr, nullptr, nullptr).empty());
+  CHECK(with("", "", "").empty());
+  CHECK(with("/run/systemd/notify", "60000000", "1234").empty());
+  CHECK(with("@abstract", "1", nullptr).empty());
+  const std::string longest = "/" + std::string(106, 'x');
+  CHECK(with(longest.c_str(), nullptr, nullptr).empty());
+  REQUIRE(with((longest + "x").c_str(), nullptr, nullptr).size() == 1);
+  CHECK_THAT(with((longest + "x").c_str(), nullptr, nullptr)[0], ContainsSubstring("108 bytes long, and at most 107"));
+  auto all = with("run/notify", "60s", "-3");
+  REQUIRE(all.size() == 3);
+  CHECK_THAT(all[0], ContainsSubstring("NOTIFY_SOCKET is \"run/notify\", but must be an absolute path"));
+  CHECK_THAT(all[1], ContainsSubstring("WATCHDOG_USEC is \"60s\", but must be a whole number of microseconds"));
+  CHECK_THAT(all[2], ContainsSubstring("WATCHDOG_PID is \"-3\""));
+  for (const char* wrong : {"0", "-5", " 60000000", "6e7", "99999999999999999999"}) {
+    CHECK(with(nullptr, wrong, nullptr).size() == 1);
+    CHECK(Notifier::watchdog_of_environment() == 0);
+  }
+  (void)with("/nowhere/notify", nullptr, nullptr);
+  std::string why;
+  CHECK_FALSE(sd_notify("READY=1", &why));
+  CHECK(why == "NOTIFY_SOCKET=/nowhere/notify: No such file or directory");
+  (void)with(nullptr, nullptr, nullptr);
+  why.clear();
+  CHECK_FALSE(sd_notify("READY=1", &why));
+  CHECK(why.empty());
+}
