@@ -36,6 +36,8 @@ Status Checkpoint::read_file(const std::string& name) {
                                                  entry->first, entry->second.file));
     entry->second.file = file->first;
     entry->second.name = entry->first;
+    entry->second.on_disk = file->second.on_disk.get();
+    entry->second.offset = static_cast<uint64_t>(entry->second.data - reinterpret_cast<const std::byte*>(file->second.bytes.data()));
     bytes_ += entry->second.bytes;
   }
   return {};

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "base/embedded.h"
+#include "model/open_file.h"
 
 namespace ddtree {
 namespace {
@@ -79,11 +80,14 @@ class FolderSource : public ModelSource {
       return view;
     }
     void* address = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
-    const Status status = address == MAP_FAILED ? failed() : Status();
-    close(fd);
-    if (!status.ok()) return status;
+    if (address == MAP_FAILED) {
+      const Status status = failed();
+      close(fd);
+      return status;
+    }
     view.owner = std::make_shared<Mapping>(address, size);
     view.bytes = std::string_view(static_cast<const char*>(address), size);
+    view.on_disk = std::make_shared<OpenFile>(view.path, fd, size, int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec);
     return view;
   }
 

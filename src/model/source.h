@@ -10,11 +10,14 @@
 
 namespace ddtree {
 
+class OpenFile;
+
 // The bytes of one file. Copies share the mapping, which lives until the last copy goes.
 struct FileView {
   std::string path;  // for messages: the path on disk, or "embedded:…"
   std::string_view bytes;
-  std::shared_ptr<const void> owner;  // null for embedded files, which live as long as the process
+  std::shared_ptr<const void> owner;        // null for embedded files, which live as long as the process
+  std::shared_ptr<const OpenFile> on_disk;  // the same file for reading without the mapping; null for embedded files and empty ones
 };
 
 class ModelSource {

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/bf16.h"
+#include "model/open_file.h"
 
 namespace ddtree {
 
@@ -76,21 +77,46 @@ uint16_t bf16_at(const TensorView& tensor, int64_t index) {
 void to_float32(const TensorView& tensor, float* out) { to_float32(tensor, 0, tensor.elements(), out); }
 
 void to_float32(const TensorView& tensor, int64_t first, int64_t count, float* out) {
-  const std::byte* in = tensor.data + first * static_cast<int64_t>(dtype_size(tensor.dtype));
-  if (tensor.dtype == DType::kF32) {
-    if (count > 0) std::memcpy(out, in, static_cast<size_t>(count) * sizeof(float));
+  if (tensor.fill.seed != 0) {
+    for (int64_t i = 0; i < count; ++i) out[i] = bf16_to_float(fill_bf16(tensor.fill, first + i));
     return;
   }
-  if (tensor.dtype == DType::kBf16) {
-    for (int64_t i = 0; i < count; ++i) out[i] = bf16_to_float(bf16_at(tensor, first + i));
+  widen(tensor.dtype, tensor.data + first * static_cast<int64_t>(dtype_size(tensor.dtype)), count, out);
+}
+
+void widen(DType dtype, const std::byte* in, int64_t count, float* out) {
+  if (dtype == DType::kF32) {
+    if (count > 0) std::memcpy(out, in, static_cast<size_t>(count) * sizeof(float));
     return;
   }
   // memcpy of each element: a header of odd length leaves the data unaligned.
   for (int64_t i = 0; i < count; ++i) {
     uint16_t bits;
     std::memcpy(&bits, in + 2 * i, sizeof bits);
-    out[i] = f16_to_float(bits);
+    out[i] = dtype == DType::kBf16 ? bf16_to_float(bits) : f16_to_float(bits);
   }
+}
+
+Status read_bytes(const TensorView& tensor, int64_t first, int64_t bytes, std::byte* to) {
+  if (tensor.fill.seed != 0) {
+    for (int64_t i = 0; i < bytes / 2; ++i) {
+      const uint16_t bits = fill_bf16(tensor.fill, first / 2 + i);
+      std::memcpy(to + 2 * i, &bits, sizeof bits);
+    }
+    return {};
+  }
+  if (tensor.on_disk != nullptr)
+    return tensor.on_disk->read(tensor.offset + static_cast<uint64_t>(first), static_cast<size_t>(bytes), to, tensor.name);
+  if (bytes > 0) std::memcpy(to, tensor.data + first, static_cast<size_t>(bytes));
+  return {};
+}
+
+Result<std::vector<float>> read_float32(const TensorView& tensor) {
+  std::vector<std::byte> raw(tensor.bytes);
+  DDTREE_RETURN_IF_ERROR(read_bytes(tensor, 0, static_cast<int64_t>(raw.size()), raw.data()));
+  std::vector<float> values(static_cast<size_t>(tensor.elements()));
+  widen(tensor.dtype, raw.data(), tensor.elements(), values.data());
+  return values;
 }
 
 }  // namespace ddtree

@@ -7,7 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/status.h"
+
 namespace ddtree {
+
+class OpenFile;
 
 // Every element type that a safetensors header can name; weights may be kBf16, kF16 or kF32.
 enum class DType : uint8_t { kBf16, kF16, kF32, kF64, kF8E4M3, kF8E5M2, kBool, kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64 };
@@ -25,11 +29,13 @@ uint16_t fill_bf16(const Fill& fill, int64_t index);
 
 struct TensorView {
   DType dtype = DType::kBf16;
-  std::vector<int64_t> shape;       // row-major; empty: a scalar
-  const std::byte* data = nullptr;  // in the mapped file, NOT necessarily aligned to the element; null: no such tensor
-  size_t bytes = 0;                 // = elements() · dtype_size(dtype)
-  Fill fill;                        // not of a file: `data` is then a place of `bytes` zeros that nobody need read
-  std::string_view file, name;      // of the checkpoint, which must outlive this view (LoadedPair keeps it)
+  std::vector<int64_t> shape;         // row-major; empty: a scalar
+  const std::byte* data = nullptr;    // in the mapped file, NOT necessarily aligned to the element; null: no such tensor
+  size_t bytes = 0;                   // = elements() · dtype_size(dtype)
+  Fill fill;                          // not of a file: `data` is then a place of `bytes` zeros that nobody need read
+  std::string_view file, name;        // of the checkpoint, which must outlive this view (LoadedPair keeps it)
+  const OpenFile* on_disk = nullptr;  // the checkpoint's open file, where it has one; else `data` is memory that may simply be read
+  uint64_t offset = 0;                // of the tensor's bytes in that file
 
   bool present() const { return data != nullptr; }
   int64_t elements() const;  // product of shape
@@ -38,6 +44,14 @@ struct TensorView {
 uint16_t bf16_at(const TensorView& tensor, int64_t index);  // of a kBf16 tensor
 
 std::string shape_text(const std::vector<int64_t>& shape);  // "[256, 768]"
+
+// Bytes [first, first + bytes) of the tensor, as the file holds them (a Fill: as BF16), read from the file where there is one and not
+// through the mapping. What loading uses: see OpenFile::read for errors and reasons.
+Status read_bytes(const TensorView& tensor, int64_t first, int64_t bytes, std::byte* to);
+// The whole tensor as float32, the same way; for small ones. dtype as below.
+Result<std::vector<float>> read_float32(const TensorView& tensor);
+// `count` elements at `in` (which need not be aligned) as float32. Exact. dtype must be kBf16, kF16 or kF32.
+void widen(DType dtype, const std::byte* in, int64_t count, float* out);
 
 // Writes elements() floats. dtype must be kBf16, kF16 or kF32 (what roles.h has checked). Exact.
 void to_float32(const TensorView& tensor, float* out);

@@ -42,8 +42,9 @@ Status Drafter::load(const DrafterTensors& tensors) {
     layers_.push_back(layer);
     kv.push_back(t.attention.k_proj);
     kv.push_back(t.attention.v_proj);
-    k_norms.resize(k_norms.size() + shape_.head_dim);
-    to_float32(t.attention.k_norm, k_norms.data() + k_norms.size() - shape_.head_dim);
+    std::vector<float> k_norm;
+    DDTREE_ASSIGN(k_norm, read_float32(t.attention.k_norm));
+    k_norms.insert(k_norms.end(), k_norm.begin(), k_norm.end());
   }
   DDTREE_ASSIGN(context_kv_, backend_->pack_weight(kv));
   DDTREE_ASSIGN(context_k_norm_, backend_->constant(k_norms, static_cast<int64_t>(layers_.size()), shape_.head_dim));

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "model/spec.h"
+#include "ops/load.h"
 #include "ops/rates.h"
 
 namespace ddtree {
@@ -88,6 +89,7 @@ struct ExecutorOptions {
   Precision precision = Precision::kFloat32;
   bool bfloat16_residual = false;   // with kBfloat16Boundaries: round the residual stream too (default: float32, as on CUDA)
   bool single_allocations = false;  // CUDA: each buffer by itself, for compute-sanitizer; default: one block of the memory plan's size
+  ops::LoadOptions loading;         // of the weights; forgotten when they are loaded
 };
 
 class Executor {

@@ -105,6 +105,7 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   limits.max_top_k = std::min<int64_t>(o.top_k, o.real_vocab);
   DDTREE_RETURN_IF_ERROR(backend_->set_limits(limits));
 
+  backend_->begin_loading();
   backend_->set_owner(ops::MemoryOwner::kTarget);
   const ops::RopeTable* rope = nullptr;
   DDTREE_ASSIGN(rope, backend_->make_rope(positions + ahead, spec_.rotary_dim, spec_.rope_theta));
@@ -141,6 +142,8 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   }
   backend_->set_owner(ops::MemoryOwner::kPass);
   mtp_position_.assign(o.slots, -1);
+  DDTREE_RETURN_IF_ERROR(backend_->finish_loading(o.loading));
+  options_.loading = {};
   return backend_->finish();
 }
 

@@ -37,8 +37,8 @@ Result<Target::DeltaWeights> Target::pack_delta(const GatedDeltaTensors& tensors
   DDTREE_ASSIGN(w.packed, backend_->pack_weight(std::array{tensors.in_proj_qkv, tensors.in_proj_z, tensors.in_proj_a, tensors.in_proj_b}));
   DDTREE_ASSIGN(w.out, backend_->pack_weight(std::array{tensors.out_proj}));
   const int64_t channels = spec_.conv_channels(), width = spec_.conv_width;
-  std::vector<float> taps(channels * width), by_tap(channels * width);
-  to_float32(tensors.conv1d, taps.data());
+  std::vector<float> taps, by_tap(channels * width);
+  DDTREE_ASSIGN(taps, read_float32(tensors.conv1d));
   for (int64_t c = 0; c < channels; ++c) {
     for (int64_t t = 0; t < width; ++t) by_tap[t * channels + c] = taps[c * width + t];
   }

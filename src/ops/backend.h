@@ -18,6 +18,7 @@
 #include "ops/forest.h"
 #include "ops/limits.h"
 #include "ops/linear.h"
+#include "ops/load.h"
 #include "ops/logits.h"
 #include "ops/memory.h"
 #include "ops/norm.h"
@@ -50,6 +51,10 @@ class Backend {
   virtual Status set_limits(const BackendLimits& limits) = 0;                           // once, before any op
   virtual Element activation() const = 0;                                               // element type of activations
   virtual Result<Tensor> make_tensor(int64_t rows, int64_t cols, Element element) = 0;  // zeroed
+  // From here on to finish_loading(), weights and norms are only laid out: memory is taken, so that what does not fit is known before
+  // anything is read, and the tensors must stay until finish_loading() has read them all at once. Otherwise each is read when asked for.
+  virtual void begin_loading() {}
+  virtual Status finish_loading(const LoadOptions&) { return {}; }  // WeightLoader::run's errors
   // Rows of the parts, one below another; all [n, K] (a vector [n] counts as [n, 1]), BF16 only if all are.
   virtual Result<const Weight*> pack_weight(std::span<const TensorView> parts) = 0;
   // [1, n] float32 in the backend's memory: the tensor's values plus `add` (1 for zero-centred norms), added in float32.

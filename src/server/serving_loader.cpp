@@ -32,6 +32,14 @@ struct Parts {
   std::unique_ptr<Engine> engine;
 };
 
+constexpr double kTellSeconds = 5;  // between lines of the log while weights are read
+
+std::string gigabytes(int64_t bytes) {
+  return bytes < 1'000'000'000 ? fmt::format("{:.0f} MB", static_cast<double>(bytes) * 1e-6)
+                               : fmt::format("{:.1f} GB", static_cast<double>(bytes) * 1e-9);
+}
+std::string rate(const ops::LoadProgress& p) { return fmt::format("{:.1f} GB/s", p.bytes_per_second() * 1e-9); }
+
 // bos_token and its like, as templates expect them.
 Json template_globals(const std::string& tokenizer_config) {
   Json globals = Json::object();
@@ -93,7 +101,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
                   : load_pair(path, options.draft_path.empty() ? std::nullopt : std::optional<std::string>(options.draft_path));
   if (!pair) return pair.status();
   log::info("{}: {}", pair->name, describe(*pair));
-  phases.progress(Phase::kWeights, 0.2, "reading the tokenizer");
+  phases.progress(Phase::kWeights, 0, "reading the tokenizer");
 
   auto parts = std::make_shared<Parts>();
   auto tokenizer = Tokenizer::from_json(pair->tokenizer_json, pair->tokenizer_config_json, pair->location + "/tokenizer.json");
@@ -122,7 +130,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
                                       engine.context_length, longest)};
   engine.eos_ids = pair->defaults.eos_ids;
 
-  phases.progress(Phase::kWeights, 0.4, "packing weights");
+  phases.progress(Phase::kWeights, 0, "taking memory");
   ExecutorOptions executor;
   executor.page_size = options.page_size;
   // NEXTN drafts may write a few positions past the end.
@@ -138,6 +146,18 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   const int32_t tentative = engine.budget > 0 ? engine.max_running * (engine.budget + 1) : 0;
   executor.max_logit_rows = std::max(512, tentative);
   executor.max_rows = std::max(512, engine.prefill_chunk + tentative);
+  executor.loading.progress = [&phases, told = 0.0](const ops::LoadProgress& p) mutable {
+    if (p.bytes == p.total) {
+      log::info("weights: {} loaded in {:.1f} s, {}", gigabytes(p.total), p.seconds, rate(p));
+    } else if (p.seconds - told >= kTellSeconds) {
+      told = p.seconds;
+      log::info("weights: {:.0f} %, {} of {}, {}", 100.0 * static_cast<double>(p.bytes) / static_cast<double>(p.total), gigabytes(p.bytes),
+                gigabytes(p.total), rate(p));
+    }
+    // False where another phase was entered meanwhile: asked to stop.
+    return phases.progress(Phase::kWeights, p.total > 0 ? static_cast<double>(p.bytes) / static_cast<double>(p.total) : 1,
+                           fmt::format("{} of {}, {}", gigabytes(p.bytes), gigabytes(p.total), rate(p)));
+  };
   auto made = options.cuda_device < 0 ? make_cpu_executor(*pair, executor) : make_cuda_executor(*pair, executor, options.cuda_device);
   if (!made) return made.status();
   parts->executor = options.wrap_executor ? options.wrap_executor(std::move(*made)) : std::move(*made);

@@ -32,13 +32,6 @@ CpuBackend::CpuBackend(const CpuOptions& options)
 
 CpuBackend::~CpuBackend() = default;
 
-template <class T, class... A>
-T* CpuBackend::keep(A&&... a) {
-  auto owned = std::make_shared<T>(std::forward<A>(a)...);
-  owned_.push_back(owned);
-  return owned.get();
-}
-
 template <class T>
 Status CpuBackend::allocate(Block<T>* block, int64_t count, MemoryUse use, const char* what) {
   if (!block->allocate(count)) return no_memory(what, count * static_cast<int64_t>(sizeof(T)));
@@ -74,48 +67,6 @@ Result<Tensor> CpuBackend::new_tensor(int64_t rows, int64_t cols, MemoryUse use,
   auto* block = keep<Block<float>>();
   DDTREE_RETURN_IF_ERROR(allocate(block, layout::tensor_floats(rows, cols), use, what));
   return Tensor{block->data(), Element::kFloat32, rows, cols, cols};
-}
-
-Result<const Weight*> CpuBackend::pack_weight(std::span<const TensorView> parts) {
-  Result<PackedShape> shape = packed_shape(parts);
-  if (!shape.ok()) return shape.status();
-  const auto [n, k, bf16] = *shape;
-  std::vector<int64_t> first{0};  // row of the whole where each part begins
-  for (const TensorView& p : parts) first.push_back(first.back() + p.shape[0]);
-  auto* w = keep<CpuWeight>(n, k, bf16);
-  const int64_t words = layout::weight_words(n, k, bf16);
-  if (bf16) {
-    DDTREE_RETURN_IF_ERROR(allocate(&w->pairs, words, MemoryUse::kWeights, "weights"));
-  } else {
-    DDTREE_RETURN_IF_ERROR(allocate(&w->floats, words, MemoryUse::kWeights, "weights"));
-  }
-  pool_.parallel_for(w->panels(), 4, [&, n = n, k = k, bf16 = bf16](int64_t begin, int64_t end) {
-    std::vector<float> row(bf16 ? 0 : k);
-    for (int64_t r = begin * kPanelColumns; r < std::min(end * kPanelColumns, n); ++r) {
-      const size_t part = std::upper_bound(first.begin(), first.end(), r) - first.begin() - 1;
-      const TensorView& p = parts[part];
-      const int64_t column = r % kPanelColumns, panel = r / kPanelColumns, from = (r - first[part]) * k;
-      if (bf16) {
-        uint32_t* out = w->pairs.data() + panel * k * 16 + column % 16;
-        const int shift = column < 16 ? 0 : 16;
-        for (int64_t i = 0; i < k; ++i) {
-          out[i * 16] |= static_cast<uint32_t>(bf16_at(p, from + i)) << shift;
-        }
-      } else {
-        to_float32(p, from, k, row.data());
-        float* out = w->floats.data() + panel * k * 32 + column;
-        for (int64_t i = 0; i < k; ++i) out[i * 32] = row[i];
-      }
-    }
-  });
-  return static_cast<const Weight*>(w);
-}
-
-Result<Tensor> CpuBackend::norm_weight(const TensorView& weight, float add) {
-  std::vector<float> values(weight.elements());
-  to_float32(weight, values.data());
-  for (float& v : values) v += add;
-  return constant(values, 1, static_cast<int64_t>(values.size()));
 }
 
 Result<Tensor> CpuBackend::constant(std::span<const float> values, int64_t rows, int64_t cols) {

@@ -9,6 +9,7 @@
 #include "ops/backend.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/storage.h"
+#include "ops/weight_loader.h"
 
 namespace ddtree::ops::cpu {
 
@@ -28,6 +29,8 @@ class CpuBackend final : public Backend {
   Status set_limits(const BackendLimits& limits) override;
   Element activation() const override { return Element::kFloat32; }
   Result<Tensor> make_tensor(int64_t rows, int64_t cols, Element element) override;
+  void begin_loading() override { loading_ = true; }
+  Status finish_loading(const LoadOptions& options) override;
   Result<const Weight*> pack_weight(std::span<const TensorView> parts) override;
   Result<Tensor> norm_weight(const TensorView& weight, float add) override;
   Result<Tensor> constant(std::span<const float> values, int64_t rows, int64_t cols) override;
@@ -65,6 +68,7 @@ class CpuBackend final : public Backend {
   bool in_host_memory() const override { return true; }
 
  private:
+  struct Sink;    // where loaded tensors go
   struct Attend;  // the shared core of attention and draft_attention
   void attend(const Attend& args);
   void fold(const CpuStatePool& states, const CpuDeltaTrace& trace, int32_t layer, int32_t head, int32_t slot, const int32_t* row,
@@ -84,7 +88,11 @@ class CpuBackend final : public Backend {
   Result<Tensor> new_tensor(int64_t rows, int64_t cols, MemoryUse use, const char* what);
   float* worker(int index) const { return workers_[index].data(); }
   template <class T, class... A>
-  T* keep(A&&... a);
+  T* keep(A&&... a) {
+    auto owned = std::make_shared<T>(std::forward<A>(a)...);
+    owned_.push_back(owned);
+    return owned.get();
+  }
 
   const Kernels& kernels_;
   std::string name_;
@@ -98,6 +106,14 @@ class CpuBackend final : public Backend {
   Block<std::byte> lanes_[kLanes];
   int64_t lane_used_[kLanes] = {};
   std::vector<float> host_;  // host_floats of a strided view
+  struct Place {
+    CpuWeight* weight = nullptr;  // rows from `row` on, or null:
+    int64_t row = 0;
+    float* values = nullptr;
+  };
+  std::vector<Place> places_;  // of the loader's items
+  WeightLoader loader_;
+  bool loading_ = false;
   struct Item {
     int32_t segment, head, first, count;
   };
