@@ -59,9 +59,40 @@ bool read_int(const HttpRequest& request, const char* name, int64_t low, int64_t
   return false;
 }
 
-bool read_paging(const HttpRequest& request, int32_t otherwise, Paging* paging, ApiError* error) {
+const Parameters kPaging = {"limit", "offset"};
+const Parameters kFilter = {"finish", "mode", "error",        "stream",     "thinking", "run",  "client",
+                            "from",   "to",   "context_from", "context_to", "sort",     "order"};
+Parameters operator+(Parameters a, const Parameters& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+void route(HttpServer& server, const char* method, const std::string& pattern, Parameters takes, HttpServer::Handler handler) {
+  server.route(method, pattern, Access::kKey,
+               [takes = std::move(takes), handler = std::move(handler)](const HttpRequest& request, HttpResponse& response) {
+                 const std::string* before = nullptr;
+                 for (const auto& [name, value] : request.query) {  // sorted by name
+                   std::string message;
+                   if (std::none_of(takes.begin(), takes.end(), [&](const char* t) { return name == t; })) {
+                     std::string list;
+                     for (const char* t : takes) list += (list.empty() ? "" : ", ") + std::string(t);
+                     message = fmt::format("\"{}\" is no parameter of {}; it takes {}", name, request.path, list.empty() ? "none" : list);
+                   } else if (before && *before == name && name != "ids" && name != "finish" && name != "mode") {
+                     message = fmt::format("{} is given more than once; it takes one value", name);
+                   }
+                   if (!message.empty()) {
+                     secure(response);
+                     return send_error(response, invalid_value(name, message));
+                   }
+                   before = &name;
+                 }
+                 handler(request, response);
+               });
+}
+
+bool read_paging(const HttpRequest& request, int32_t otherwise, Paging* paging, ApiError* error, int32_t most) {
   int64_t limit = 0;
-  if (!read_int(request, "limit", 1, 1000, otherwise, &limit, error)) return false;
+  if (!read_int(request, "limit", 1, most, otherwise, &limit, error)) return false;
   if (!read_int(request, "offset", 0, int64_t{1} << 40, 0, &paging->offset, error)) return false;
   paging->limit = static_cast<int32_t>(limit);
   return true;
@@ -71,10 +102,10 @@ std::vector<std::string> read_list(const HttpRequest& request, const std::string
   std::vector<std::string> values;
   const auto [begin, end] = request.query.equal_range(name);
   for (auto it = begin; it != end; ++it) {
-    size_t at = 0;
-    while (at <= it->second.size()) {
+    if (it->second.empty()) continue;  // name= is as good as not given
+    for (size_t at = 0; at <= it->second.size();) {
       const size_t comma = std::min(it->second.find(',', at), it->second.size());
-      if (comma > at) values.push_back(it->second.substr(at, comma - at));
+      values.push_back(it->second.substr(at, comma - at));
       at = comma + 1;
     }
   }
@@ -86,8 +117,9 @@ bool read_ids(const HttpRequest& request, const char* name, size_t least, size_t
   for (const std::string& text : read_list(request, name)) {
     int64_t id = 0;
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), id);
-    good = good && code == std::errc() && end == text.data() + text.size() && id > 0;
-    if (std::find(ids->begin(), ids->end(), id) == ids->end()) ids->push_back(id);
+    good =
+        good && code == std::errc() && end == text.data() + text.size() && id > 0 && std::find(ids->begin(), ids->end(), id) == ids->end();
+    ids->push_back(id);
   }
   if (good && ids->size() >= least && ids->size() <= most) return true;
   *error = invalid_value(name, fmt::format("{} is \"{}\", but must be {} to {} different numbers with commas, as in {}=4,3", name,

@@ -13,8 +13,8 @@ constexpr size_t kCompared = 6;  // side by side; more would not fit a screen
 void timeline_route(Store& store, Admin& admin, const HttpRequest& request, HttpResponse& response) {
   Paging paging;
   ApiError error;
-  if (!read_paging(request, 25, &paging, &error)) return send_error(response, error);
-  paging.limit = std::min(paging.limit, 100);  // each start's phases are a query of their own
+  constexpr int32_t kMost = 100;  // each start's phases are a query of their own
+  if (!read_paging(request, 25, &paging, &error, kMost)) return send_error(response, error);
   auto timeline = timeline_json(store, paging, admin.service.run_id());
   if (!timeline) return send_error(response, from_status(timeline.status()));
   send_json(response, *timeline);
@@ -69,18 +69,18 @@ void acceptance_route(Store& store, Admin&, const HttpRequest& request, HttpResp
 }  // namespace
 
 void register_figure_routes(HttpServer& server, const std::shared_ptr<Admin>& admin) {
-  const auto with = [&](const char* pattern, void (*handler)(Store&, Admin&, const HttpRequest&, HttpResponse&)) {
-    server.route("GET", pattern, Access::kKey, [admin, handler](const HttpRequest& request, HttpResponse& response) {
+  const auto with = [&](const char* pattern, Parameters takes, void (*handler)(Store&, Admin&, const HttpRequest&, HttpResponse&)) {
+    route(server, "GET", pattern, std::move(takes), [admin, handler](const HttpRequest& request, HttpResponse& response) {
       Store* store = admin->service.store();
       if (!store) return send_error(response, no_store(admin->service));
       handler(*store, *admin, request, response);
     });
   };
-  with("/admin/api/timeline", timeline_route);
-  with("/admin/api/runs/compare", compare_runs_route);
-  with("/admin/api/smoke/compare", compare_smoke_route);
-  with("/admin/api/requests/summary", summary_route);
-  with("/admin/api/acceptance", acceptance_route);
+  with("/admin/api/timeline", kPaging, timeline_route);
+  with("/admin/api/runs/compare", {"ids"}, compare_runs_route);
+  with("/admin/api/smoke/compare", {"ids"}, compare_smoke_route);
+  with("/admin/api/requests/summary", kFilter, summary_route);
+  with("/admin/api/acceptance", kFilter, acceptance_route);
 }
 
 }  // namespace ddtree::admin

@@ -205,17 +205,17 @@ void rounds_route(Admin& admin, const HttpRequest& request, HttpResponse& respon
 }  // namespace
 
 void register_history_routes(HttpServer& server, const std::shared_ptr<Admin>& admin) {
-  const auto with = [&](const char* pattern, void (*handler)(Admin&, const HttpRequest&, HttpResponse&)) {
-    server.route("GET", pattern, Access::kKey,
-                 [admin, handler](const HttpRequest& request, HttpResponse& response) { handler(*admin, request, response); });
+  const auto with = [&](const char* pattern, Parameters takes, void (*handler)(Admin&, const HttpRequest&, HttpResponse&)) {
+    route(server, "GET", pattern, std::move(takes),
+          [admin, handler](const HttpRequest& request, HttpResponse& response) { handler(*admin, request, response); });
   };
-  with("/admin/api/runs", runs_route);
-  with("/admin/api/runs/{id}", run_route);
-  with("/admin/api/requests", requests_route);
-  with("/admin/api/requests/{id}", request_route);
-  with("/admin/api/requests/{id}/rounds", rounds_route);
-  server.route("GET", "/admin/api/requests/export", Access::kKey,
-               [admin](const HttpRequest& request, HttpResponse& response) { export_route(admin, request, response); });
+  with("/admin/api/runs", kPaging, runs_route);
+  with("/admin/api/runs/{id}", {}, run_route);
+  with("/admin/api/requests", kPaging + kFilter, requests_route);
+  with("/admin/api/requests/{id}", {}, request_route);
+  with("/admin/api/requests/{id}/rounds", kPaging, rounds_route);
+  route(server, "GET", "/admin/api/requests/export", kFilter + Parameters{"format"},
+        [admin](const HttpRequest& request, HttpResponse& response) { export_route(admin, request, response); });
 }
 
 }  // namespace ddtree::admin

@@ -234,33 +234,35 @@ void Sampler::run() {
 }
 
 void register_live_routes(HttpServer& server, const std::shared_ptr<Admin>& admin) {
-  server.route("GET", "/admin/api/status", Access::kKey,
-               [admin](const HttpRequest&, HttpResponse& response) { send_json(response, status_json(*admin)); });
+  route(server, "GET", "/admin/api/status", {},
+        [admin](const HttpRequest&, HttpResponse& response) { send_json(response, status_json(*admin)); });
 
-  server.route("GET", "/admin/api/series", Access::kKey, [admin](const HttpRequest& request, HttpResponse& response) {
+  route(server, "GET", "/admin/api/series", {"minutes"}, [admin](const HttpRequest& request, HttpResponse& response) {
     int64_t minutes = 0;
     ApiError error;
     if (!read_int(request, "minutes", 1, 10'080, 60, &minutes, &error)) return send_error(response, error);
     send_json(response, series_json(*admin, minutes));
   });
 
-  server.route("GET", "/admin/api/events", Access::kKey, [admin](const HttpRequest& request, HttpResponse& response) {
-    Paging paging;
-    EventFilter filter;
-    ApiError error;
-    if (!read_paging(request, 50, &paging, &error) || !read_int(request, "run", 0, int64_t{1} << 60, 0, &filter.run_id, &error))
-      return send_error(response, error);
-    filter.kind = request.query_value("kind");
-    const std::string least = request.query_value("severity");
-    if (least == "warning" || least == "error") filter.at_least = least == "error" ? Severity::kError : Severity::kWarning;
-    else if (!least.empty() && least != "info")
-      return send_error(response, invalid_value("severity", "severity is \"" + least + "\", but must be info, warning or error"));
-    const auto page = read_events(admin->service, filter, paging);
-    if (!page.ok()) return send_error(response, from_status(page.status()));
-    Json list = Json::array();
-    for (const Event& e : page->rows) list.push_back(event_json(e));
-    send_json(response, Json{{"total", page->total}, {"offset", paging.offset}, {"limit", paging.limit}, {"events", std::move(list)}});
-  });
+  route(
+      server, "GET", "/admin/api/events", kPaging + Parameters{"run", "kind", "severity"},
+      [admin](const HttpRequest& request, HttpResponse& response) {
+        Paging paging;
+        EventFilter filter;
+        ApiError error;
+        if (!read_paging(request, 50, &paging, &error) || !read_int(request, "run", 0, int64_t{1} << 60, 0, &filter.run_id, &error))
+          return send_error(response, error);
+        filter.kind = request.query_value("kind");
+        const std::string least = request.query_value("severity");
+        if (least == "warning" || least == "error") filter.at_least = least == "error" ? Severity::kError : Severity::kWarning;
+        else if (!least.empty() && least != "info")
+          return send_error(response, invalid_value("severity", "severity is \"" + least + "\", but must be info, warning or error"));
+        const auto page = read_events(admin->service, filter, paging);
+        if (!page.ok()) return send_error(response, from_status(page.status()));
+        Json list = Json::array();
+        for (const Event& e : page->rows) list.push_back(event_json(e));
+        send_json(response, Json{{"total", page->total}, {"offset", paging.offset}, {"limit", paging.limit}, {"events", std::move(list)}});
+      });
 }
 
 }  // namespace ddtree::admin

@@ -32,12 +32,18 @@ void send_not_found(HttpResponse& response, const std::string& what);
 ApiError no_store(Service& service);  // 503: there is no history to read, and why
 
 // --- query parameters: a wrong one is a 400 that names it -------------------------------------------------------------------------
-// Reads limit (1 … 1000) and offset.
-bool read_paging(const HttpRequest& request, int32_t otherwise, Paging* paging, ApiError* error);
+// The parameters that a route takes. A name that no list has would be ignored, and the reply pass for what was asked for.
+using Parameters = std::vector<const char*>;
+extern const Parameters kPaging, kFilter;  // limit, offset; what read_filter() reads
+Parameters operator+(Parameters a, const Parameters& b);
+// A route of the dashboard's API: 400 for parameters that it does not take, or that are given twice and are no list.
+void route(HttpServer& server, const char* method, const std::string& pattern, Parameters takes, HttpServer::Handler handler);
+// Reads limit (1 … most) and offset.
+bool read_paging(const HttpRequest& request, int32_t otherwise, Paging* paging, ApiError* error, int32_t most = 1000);
 bool read_int(const HttpRequest& request, const char* name, int64_t low, int64_t high, int64_t otherwise, int64_t* value, ApiError* error);
-// A list of 1 … most ids of rows, as in ids=4,3.
+// A list of least … most different ids of rows, as in ids=4,3.
 bool read_ids(const HttpRequest& request, const char* name, size_t least, size_t most, std::vector<int64_t>* ids, ApiError* error);
-// All values of a parameter that may be given more than once or as a list with commas.
+// All values of a parameter that may be given more than once or as a list with commas; empty ones between commas too.
 std::vector<std::string> read_list(const HttpRequest& request, const std::string& name);
 bool read_filter(const HttpRequest& request, RequestFilter* filter, ApiError* error);
 

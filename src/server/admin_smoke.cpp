@@ -118,7 +118,7 @@ bool from_own_page(const HttpRequest& request, ApiError* error) {
 }  // namespace
 
 void register_smoke_admin_routes(HttpServer& server, const std::shared_ptr<Admin>& admin) {
-  server.route("GET", "/admin/api/smoke", Access::kKey, [admin](const HttpRequest& request, HttpResponse& response) {
+  route(server, "GET", "/admin/api/smoke", kPaging, [admin](const HttpRequest& request, HttpResponse& response) {
     Paging paging;
     ApiError error;
     if (!read_paging(request, 20, &paging, &error)) return send_error(response, error);
@@ -138,7 +138,7 @@ void register_smoke_admin_routes(HttpServer& server, const std::shared_ptr<Admin
                              {"runs", std::move(list)}});
   });
 
-  server.route("GET", "/admin/api/smoke/{id}", Access::kKey, [admin](const HttpRequest& request, HttpResponse& response) {
+  route(server, "GET", "/admin/api/smoke/{id}", {}, [admin](const HttpRequest& request, HttpResponse& response) {
     const std::string& text = request.parameters.at("id");
     int64_t id = 0;
     const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), id);
@@ -151,7 +151,7 @@ void register_smoke_admin_routes(HttpServer& server, const std::shared_ptr<Admin
     send_json(response, smoke_json(**run));
   });
 
-  server.route("POST", "/admin/api/smoke/run", Access::kKey, [admin](const HttpRequest& request, HttpResponse& response) {
+  route(server, "POST", "/admin/api/smoke/run", {}, [admin](const HttpRequest& request, HttpResponse& response) {
     secure(response);
     ApiError error;
     if (!from_own_page(request, &error)) return send_error(response, error);

@@ -3,6 +3,7 @@
 
 #include <httplib.h>
 
+#include <array>
 #include <catch2/catch_test_macros.hpp>
 #include <filesystem>
 #include <set>
@@ -209,6 +210,41 @@ TEST_CASE("exports give every request once, over many pages") {
   CHECK(s.get("requests/chatcmpl-17")["completion_tokens"] == 17);
   CHECK(s.get("requests/chatcmpl-17/rounds")["total"] == 0);
   s.get("requests/chatcmpl-9999999", 404);
+}
+
+TEST_CASE("a parameter that a route does not take, takes once or takes otherwise is a 400 that names it") {
+  Served s;
+  const std::vector<std::array<std::string, 3>> wrong = {
+      {"status?x=1", "x", "it takes none"},
+      {"events?limt=5", "limt", "it takes limit, offset, run, kind, severity"},
+      {"runs?kind=x", "kind", "no parameter of /admin/api/runs"},
+      {"runs/1?limit=5", "limit", "it takes none"},
+      {"timeline?limit=101", "limit", "a whole number from 1 to 100"},
+      {"timeline?limit=5&limit=6", "limit", "more than once"},
+      {"runs/compare?ids=1,,2", "ids", "as in ids=4,3"},
+      {"runs/compare?ids=1,2,", "ids", "as in ids=4,3"},
+      {"runs/compare?ids=1,2,2", "ids", "different numbers"},
+      {"runs/compare?ids=1,2&limit=2", "limit", "it takes ids"},
+      {"smoke/compare?id=1,2", "id", "it takes ids"},
+      {"requests?finsh=stop", "finsh", "it takes limit, offset, finish, mode"},
+      {"requests?finish=stop,,length", "finish", "must be one of"},
+      {"requests/summary?limit=5", "limit", "no parameter of"},
+      {"requests/export?fromat=csv", "fromat", "it takes finish"},
+      {"acceptance?model=x", "model", "it takes finish"},
+      {"series?minutes=5&hours=1", "hours", "it takes minutes"},
+      {"smoke?run=1", "run", "it takes limit, offset"},
+  };
+  for (const auto& [path, name, words] : wrong) {
+    INFO(path);
+    const Json error = s.get(path, 400)["error"];
+    CHECK(error["param"] == name);
+    CHECK(error["code"] == "invalid_value");
+    INFO(error["message"].get<std::string>());
+    CHECK(error["message"].get<std::string>().find(words) != std::string::npos);
+  }
+  // Lists may come in both spellings, and an empty value is none.
+  s.get("requests?finish=stop&finish=length&mode=NONE,DFLASH&limit=&client=");
+  s.get("timeline?limit=100");
 }
 
 }  // namespace ddtree
