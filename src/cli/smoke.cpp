@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -197,6 +198,33 @@ nlohmann::ordered_json as_json(const SmokeReport& report, const SmokeRun& row) {
           {"checks", std::move(checks)}};
 }
 
+Status write_junit(const Options& o, const SmokeReport& report, const std::string& asked) {
+  if (o.junit.empty()) return {};
+  const std::string xml = smoke_junit(report, asked, o.strict);
+  if (o.junit == "-") return fmt::print("{}", xml), Status();
+  std::ofstream out(o.junit, std::ios::binary | std::ios::trunc);
+  out << xml;
+  out.close();
+  return out ? Status() : Status(Code::kUsage, fmt::format("--junit {}: the file cannot be written", o.junit));
+}
+
+// What keeps the suite from being run at all. CI that reads the JUnit file alone must see that, too: one failed case.
+int refuse(const Options& o, const std::string& asked, const Status& status) {
+  SmokeReport report;
+  report.started_ms = report.finished_ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  report.message = status.message();
+  SmokeCheckResult check;
+  check.name = "begin";
+  check.verdict = SmokeVerdict::kFail;
+  check.message = status.message();
+  report.checks.push_back(std::move(check));
+  if (o.json) fmt::print("{}\n", as_json(report, SmokeRun{}).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  if (const Status written = write_junit(o, report, asked); !written.ok()) (void)fail(written);
+  std::fflush(stdout);
+  return fail(status);
+}
+
 // Runs the suite and says, writes and keeps what came of it. `row`: subject, model and drafter.
 int run(const Options& o, SmokeSetup& setup, SmokeRun row, Store* store, const std::string& title, const OpenAiSubject* asked) {
   SmokeOptions options = o.smoke;
@@ -223,17 +251,7 @@ int run(const Options& o, SmokeSetup& setup, SmokeRun row, Store* store, const s
     store->add_smoke_run(full);
     if (Status status = store->flush(30); !status.ok()) return fail(status);
   }
-  if (!o.junit.empty()) {
-    const std::string xml = smoke_junit(report, row.subject.empty() ? row.model : row.subject, o.strict);
-    if (o.junit == "-") {
-      fmt::print("{}", xml);
-    } else {
-      std::ofstream out(o.junit, std::ios::binary | std::ios::trunc);
-      out << xml;
-      out.close();
-      if (!out) return fail({Code::kUsage, fmt::format("--junit {}: the file cannot be written", o.junit)});
-    }
-  }
+  if (Status status = write_junit(o, report, row.subject.empty() ? row.model : row.subject); !status.ok()) return fail(status);
   const auto count = [&](SmokeVerdict v) {
     return std::count_if(report.checks.begin(), report.checks.end(), [&](const auto& c) { return c.verdict == v; });
   };
@@ -263,11 +281,11 @@ Result<std::unique_ptr<Store>> open_store(const std::string& path) {
 
 int over_http(const Options& o) {
   auto transport = http_transport(o.url, o.api_key);
-  if (!transport) return fail(transport.status());
+  if (!transport) return refuse(o, o.url, transport.status());
   auto store = open_store(o.db);
-  if (!store) return fail(store.status());
+  if (!store) return refuse(o, o.url, store.status());
   OpenAiSubject subject(std::move(*transport), {o.model, o.context_length});
-  if (Status status = subject.connect({o.smoke.answer_seconds, &interrupted}); !status.ok()) return fail(status);
+  if (Status status = subject.connect({o.smoke.answer_seconds, &interrupted}); !status.ok()) return refuse(o, o.url, status);
   SmokeSetup setup;
   setup.subject = setup.api = &subject;
   setup.inputs = subject.embedded_pair() ? embedded_smoke_inputs() : generic_smoke_inputs();
@@ -285,16 +303,17 @@ std::vector<std::string> own_names() {
 
 int own_engine(const Options& o) {
   auto parsed = parse_serve_flags(o.rest, "smoke", own_names());
-  if (!parsed) return fail(parsed.status());
+  if (!parsed) return refuse(o, "", parsed.status());
   const ServiceOptions& options = parsed->service;
-  if (options.skip_smoke) return fail({Code::kUsage, "--skip-smoke leaves nothing to do here; without it the checks run"});
+  const std::string asked = served_names(options).front();
+  if (options.skip_smoke) return refuse(o, asked, {Code::kUsage, "--skip-smoke leaves nothing to do here; without it the checks run"});
   log::set_level(std::max(parsed->log_level, log::Level::kWarn));
   // First, so that a history that cannot be written is known before minutes of loading.
   auto store = open_store(options.db_path);
-  if (!store) return fail(store.status());
+  if (!store) return refuse(o, asked, store.status());
   PhaseMachine phases;
   auto serving = load_serving(options, phases);
-  if (!serving) return fail(serving.status());
+  if (!serving) return refuse(o, asked, serving.status());
   const ModelInfo& info = (*serving)->info;
   Service service(options);
   service.adopt(*serving);
@@ -313,7 +332,7 @@ int smoke(int argc, char** argv) {
   if (options->help) return std::fputs(help().c_str(), stdout), 0;
   if (!options->prompts.empty()) {  // before minutes of loading
     if (auto prompts = read_smoke_prompts(options->prompts); !prompts)
-      return fail({prompts.status().code(), "--prompts " + prompts.status().message()});
+      return refuse(*options, options->url, {prompts.status().code(), "--prompts " + prompts.status().message()});
   }
   if (options->list) {
     if (options->url.empty())

@@ -279,6 +279,7 @@ ssize_t ConnectionStream::read(char* data, size_t size) {
 }
 
 ssize_t ConnectionStream::write(const char* data, size_t size) {
+  if (mute) return -1;
   reply_begun_ = true;
   if (!is_writable()) return -1;
   ssize_t n;

@@ -71,6 +71,7 @@ class ConnectionStream final : public httplib::Stream, public Peer {
   // After a refusal that left part of the body unread: reads it away for a moment, or the client would see a reset, not the reply.
   void linger();
   bool close_after = false;  // end the connection after this reply
+  bool mute = false;         // nothing is written any more: the client is taken for gone
 
   void on_close(std::function<void(Close)> callback) override;
   Ask ask() override;

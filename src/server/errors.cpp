@@ -52,7 +52,7 @@ ApiError client_gone() {
   ApiError e;
   e.status = 499;
   e.code = "client_closed_request";
-  e.message = "an HTTP/1.0 client closed its sending half, which ends a request; keep it open until the reply has come, or use HTTP/1.1";
+  e.message = "the client closed its connection (with HTTP/1.0: its sending half) before the reply";
   return e;
 }
 

@@ -28,7 +28,7 @@ ApiError invalid_value(std::string param, std::string message);
 ApiError unsupported(std::string param, std::string message);
 // 503: the engine ended the request because the server stops, or restarts its engine after a fault.
 ApiError interrupted(bool stopping);
-ApiError client_gone();  // 499: read only by an HTTP/1.0 client that closed no more than its sending half
+ApiError client_gone();  // 499: for the books; the connection is closed without a reply
 // What the engine's submit() said, in the client's terms. Never a 500 for the request's own faults.
 ApiError from_status(const Status& status);
 

@@ -29,24 +29,26 @@ Json state_json(Service& service) {
   const EngineSnapshot e = service.snapshot();
   const LadderState ladder = service.ladder();
   const double still = service.watcher().still_seconds();
-  Json out{{"status", !service.alive()                         ? "unavailable"
-                      : s.phase == Phase::kDegraded            ? "degraded"
-                      : service.ready() && !service.draining() ? "ok"
-                                                               : "unavailable"},
-           {"phase", phase_name(s.phase)},
-           {"message", s.sentence()},
-           {"reason", s.reason},
-           {"progress", s.progress >= 0 ? Json(s.progress) : Json()},
-           {"since_ms", s.since_ms},
-           {"ready_since_ms", s.ready_since_ms},
-           {"smoke", smoke_state_name(s.smoke)},
-           {"running", e.running},
-           {"waiting", e.waiting},
-           {"tokens_per_round", e.acceptance_1m},
-           {"decode_tokens_per_second", e.decode_tps_1m},
-           {"seconds_without_a_pass", still},
-           {"ladder", Json{{"step", ladder.step}, {"mode", mode_name(ladder.most)}, {"reason", ladder.reason}}},
-           {"canary", canary_json(service.watcher().canary())}};
+  Json out{
+      {"status", !service.alive()                         ? "unavailable"
+                 : s.phase == Phase::kDegraded            ? "degraded"
+                 : service.ready() && !service.draining() ? "ok"
+                                                          : "unavailable"},
+      {"phase", phase_name(s.phase)},
+      {"message", s.sentence()},
+      {"reason", s.reason},
+      {"progress", s.progress >= 0 ? Json(s.progress) : Json()},
+      {"since_ms", s.since_ms},
+      {"ready_since_ms", s.ready_since_ms},
+      {"smoke", smoke_state_name(s.smoke)},
+      {"running", e.running},
+      {"waiting", e.waiting},
+      {"tokens_per_round", e.acceptance_1m},
+      {"decode_tokens_per_second", e.decode_tps_1m},
+      {"seconds_without_a_pass", still},
+      // Before the engine is there nobody knows the mode: without the flag the pair decides.
+      {"ladder", ladder.steps.empty() ? Json() : Json{{"step", ladder.step}, {"mode", mode_name(ladder.most)}, {"reason", ladder.reason}}},
+      {"canary", canary_json(service.watcher().canary())}};
   // The answers do not depend on the history, so a disk that refuses it makes nothing unready; whoever looks should know all the same.
   if (service.history().wanted()) {
     const StoreHealth h = service.history().health();

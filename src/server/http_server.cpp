@@ -286,6 +286,8 @@ void HttpServer::Impl::handle(const httplib::Request& in, httplib::Response& out
 
 void HttpServer::Impl::send(const HttpRequest& request, HttpResponse&& reply, httplib::Response& out) {
   out.status = reply.status;
+  // 499 is a word for books and logs, no status that HTTP knows: who it is about gets an end without a reply.
+  if (reply.status == 499) ConnectionStream::current()->mute = ConnectionStream::current()->close_after = true;
   for (const auto& [name, value] : reply.headers) out.set_header(name, value);
   if (!options.cors_origin.empty()) {
     out.set_header("Access-Control-Allow-Origin", options.cors_origin);

@@ -11,7 +11,7 @@ namespace {
 constexpr int kMaxDepth = 128;
 }  // namespace
 
-Json parse_json_object(std::string_view text, std::string* error) {
+Json parse_json_object(std::string_view text, std::string* error, const std::string& what) {
   error->clear();
   // Depth is checked on the bytes first: a million brackets must not become a million nested objects.
   int depth = 0;
@@ -26,26 +26,26 @@ Json parse_json_object(std::string_view text, std::string* error) {
     if (c == '"') in_string = true;
     if (c == '[' || c == '{') {
       if (++depth > kMaxDepth) {
-        *error = "the body is nested more than " + std::to_string(kMaxDepth) + " levels deep";
+        *error = what + " is nested more than " + std::to_string(kMaxDepth) + " levels deep";
         return {};
       }
     }
     if (c == ']' || c == '}') --depth;
   }
   if (text.find('\0') != std::string_view::npos) {
-    *error = "the body holds a NUL byte";  // the parser would take it for the end
+    *error = what + " holds a NUL byte";  // the parser would take it for the end
     return {};
   }
   try {
     Json value = Json::parse(text);
     if (!value.is_object()) {
-      *error = std::string("the body must be a JSON object, found ") + value.type_name();
+      *error = what + " must be a JSON object, found " + value.type_name();
       return {};
     }
     return value;
   } catch (const std::exception& e) {
-    *error = text.find_first_not_of(" \t\r\n") == std::string_view::npos ? "the body is empty; a JSON object was expected"
-                                                                         : "the body is not valid JSON: " + json_error_text(e.what());
+    *error = text.find_first_not_of(" \t\r\n") == std::string_view::npos ? what + " is empty; a JSON object was expected"
+                                                                         : what + " is not valid JSON: " + json_error_text(e.what());
     return {};
   }
 }

@@ -13,7 +13,7 @@ using Json = nlohmann::ordered_json;  // members keep the client's order: templa
 inline std::string dump_json(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
 
 // Parses text that must be a JSON object. Invalid JSON, invalid UTF-8, numbers beyond double and nesting beyond 128 are refused, with
-// the reason in *error (empty on success).
-Json parse_json_object(std::string_view text, std::string* error);
+// the reason in *error (empty on success); `what` begins it.
+Json parse_json_object(std::string_view text, std::string* error, const std::string& what = "the body");
 
 }  // namespace ddtree

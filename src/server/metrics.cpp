@@ -108,11 +108,11 @@ std::string metrics_text(Service& service) {
   t.gauge("num_requests_waiting", s.waiting, "Requests that wait for a slot or pages.");
   t.gauge("num_requests_live", service.live_requests().size(), "Requests whose reply is not finished.");
   t.gauge("kv_pages_used", s.pages_used, "KV pages that hold tokens.");
-  t.gauge("kv_pages_total", s.pages_total, "KV pages there are.");
+  t.gauge("kv_pages", s.pages_total, "KV pages there are.");
   t.gauge("kv_cache_usage_perc", s.pages_total > 0 ? static_cast<double>(s.pages_used) / s.pages_total : 0.0,
           "Used share of the KV pages, 0 to 1.");
   t.gauge("state_slots_used", s.slots_used, "Recurrent-state slots in use.");
-  t.gauge("state_slots_total", s.slots_total, "Recurrent-state slots there are.");
+  t.gauge("state_slots", s.slots_total, "Recurrent-state slots there are.");
   t.gauge("prefill_tokens_per_second", s.prefill_tps_1m, "Prompt tokens a second over the last minute; 0 when idle.");
   t.gauge("decode_tokens_per_second", s.decode_tps_1m, "Generated tokens a second over the last minute; 0 when idle.");
   t.gauge("tokens_per_round", s.acceptance_1m, "Tokens a verify pass and sequence over the last minute; 0 when idle.");

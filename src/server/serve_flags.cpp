@@ -738,9 +738,18 @@ std::string serve_help() {
   std::string out =
       "usage: ddtree serve [flags]\n\nServes a Qwen3.5-family model over the OpenAI API, with draft trees. Without flags: the embedded "
       "pair on 127.0.0.1:30000.\n";
-  const char* group = "";
-  for (const Flag& f : own_flags()) {
-    if (std::string_view(group) != f.group) {
+  // Each group once, wherever its flags stand in the table.
+  std::vector<const Flag*> shown;
+  for (const Flag& f : own_flags()) shown.push_back(&f);
+  std::vector<std::string_view> groups;
+  const auto place = [&](const Flag* f) { return std::find(groups.begin(), groups.end(), f->group) - groups.begin(); };
+  for (const Flag* f : shown)
+    if (place(f) == static_cast<std::ptrdiff_t>(groups.size())) groups.push_back(f->group);
+  std::stable_sort(shown.begin(), shown.end(), [&](const Flag* a, const Flag* b) { return place(a) < place(b); });
+  std::string_view group;
+  for (const Flag* each : shown) {
+    const Flag& f = *each;
+    if (group != f.group) {
       group = f.group;
       out += fmt::format("\n{}\n", group);
     }

@@ -170,7 +170,9 @@ Status Service::open_store() {
     store.add_phase({0, 0, at, phase_name(Phase::kStarting), "", 0});
   });
   m.phases.add_listener([&m](const PhaseState&, const PhaseState& to) {
-    log::info("{}", to.sentence());
+    if (to.phase == Phase::kFailed) log::error("{}", to.sentence());
+    else if (to.phase == Phase::kDegraded) log::warn("{}", to.sentence());
+    else log::info("{}", to.sentence());
     m.history.write([to](Store& store) { store.add_phase({0, 0, to.since_ms, phase_name(to.phase), to.reason, 0}); });
   });
   return {};

@@ -69,7 +69,7 @@ struct LineReader {
 
   Result<SmokePrompt> read(const std::string& text) const {
     std::string trouble;
-    const Json json = parse_json_object(text, &trouble);
+    const Json json = parse_json_object(text, &trouble, "the line");
     if (!trouble.empty()) return wrong("", trouble);
     SmokePrompt prompt;
     static const std::set<std::string> known = {"id", "user", "system", "messages", "expect", "expect_regex", "reject", "max_tokens"};

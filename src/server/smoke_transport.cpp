@@ -1,4 +1,5 @@
 // Where the smoke suite's questions go: over a socket, or straight into this process's own chat route.
+#include <arpa/inet.h>
 #include <fmt/core.h>
 #include <httplib.h>
 
@@ -198,7 +199,16 @@ Result<std::unique_ptr<SmokeTransport>> http_transport(const std::string& url, c
 #endif
   const size_t slash = url.find('/', colon + 3);
   const std::string host = url.substr(colon + 3, slash == std::string::npos ? slash : slash - colon - 3);
-  if (host.empty() || host.find_first_of(" @?#") != std::string::npos) return wrong("no host in it");
+  if (host.empty() || host[0] == ':' || host.find_first_of(" @?#\\%\t\r\n") != std::string::npos) return wrong("no host in it");
+  // An IPv6 address stands in brackets, whole and alone, or its colons and a port's could not be told apart.
+  const size_t open = host.find_first_of("[]");
+  if (open != std::string::npos || std::count(host.begin(), host.end(), ':') > 1) {
+    const size_t close = host.find(']');
+    const std::string address = open == 0 && close != std::string::npos ? host.substr(1, close - 1) : "";
+    in6_addr ignored{};
+    if (inet_pton(AF_INET6, address.c_str(), &ignored) != 1 || (close + 1 < host.size() && host[close + 1] != ':'))
+      return wrong(fmt::format("'{}' is no host; an IPv6 address stands in brackets, as in [::1]:30000", host));
+  }
   if (const size_t port = host.rfind(':'); port != std::string::npos && host.find(']', port) == std::string::npos) {
     const std::string digits = host.substr(port + 1);
     if (digits.empty() || digits.size() > 5 || digits.find_first_not_of("0123456789") != std::string::npos || std::stoi(digits) > 65535 ||

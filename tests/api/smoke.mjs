@@ -421,6 +421,38 @@ d.commit()`;
 });
 
 describe('an engine of its own', () => {
+  test('what keeps the suite from beginning is in the JUnit file and the JSON too', async () => {
+    const taken = net.createServer((c) => c.destroy()).listen(0, '127.0.0.1');
+    await once(taken, 'listening');
+    const broken = join(folder, 'broken.jsonl');
+    writeFileSync(broken, '{"id": "a", "user": "b"}\n\n{"id": \n[]\n');
+    for (const [args, code, words] of [
+      [['--url', 'http://127.0.0.1:1'], 75, /127\.0\.0\.1:1: no connection/],
+      [['--url', `http://127.0.0.1:${taken.address().port}`], 75, /closed|no HTTP/],
+      [['--url', 'http://[::1'], 64, /'\[::1' is no host; an IPv6 address stands in brackets/],
+      [['--url', 'http://[::1]x:80'], 64, /is no host/],
+      [['--url', 'http://::1:80'], 64, /is no host/],
+      [['--url', 'http://[fe80::zz]:80/v1'], 64, /is no host/],
+      [['--url', 'http://:80'], 64, /no host in it/],
+      [['--url', 'http://127.0.0.1:1', '--prompts', broken], 64, /--prompts .*broken\.jsonl:3: the line is not valid JSON/],
+      [['--model-path', '/nowhere/model'], 65, /\/nowhere\/model/],
+    ]) {
+      const xml = join(folder, 'begin.xml');
+      rmSync(xml, { force: true });
+      const r = await smoke([...args, '--junit', xml, '--json']);
+      assert.equal(r.code, code, args.join(' ') + r.err);
+      assert.match(r.err, words);
+      const x = junit(xml);
+      assert.deepEqual([x.tests, x.failures, x.names], [1, 1, ['begin']]);
+      assert.match(x.failed[0], words);
+      assert.equal(r.report.verdict, 'fail');
+      assert.match(r.report.message, words);
+    }
+    taken.close();
+    // A right IPv6 address is asked.
+    assert.equal((await smoke(['--url', 'http://[::1]:1'])).code, 75);
+  });
+
   test('passes, table and help', async () => {
     const r = await smoke([]);
     assert.equal(r.code, 0, r.out + r.err);

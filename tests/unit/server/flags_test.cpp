@@ -1,6 +1,7 @@
 // The command line of `ddtree serve`, with the lines that published units contain.
 #include <catch2/catch_test_macros.hpp>
 #include <catch2/matchers/catch_matchers_string.hpp>
+#include <map>
 #include <sstream>
 
 #include "server/serve_flags.h"
@@ -300,4 +301,23 @@ TEST_CASE("help lists every flag, and every flag of the issue is there") {
     CHECK(nearest_flag(name) == name);
   }
   CHECK(good("--help").help);
+}
+
+TEST_CASE("help names each group once, and every flag under one") {
+  const std::string help = serve_help();
+  std::map<std::string, int> groups;
+  std::istringstream lines(help.substr(0, help.find("\nOther flags of SGLang")));
+  std::string before = "x";
+  int flags = 0;
+  for (std::string line; std::getline(lines, line); before = line) {
+    if (before.empty() && !line.empty() && line[0] >= 'A' && line[0] <= 'Z' && !line.starts_with("Serves")) ++groups[line];
+    flags += line.starts_with("  --");
+  }
+  CHECK(groups.size() >= 5);
+  for (const auto& [name, count] : groups) {
+    INFO(name);
+    CHECK(count == 1);
+  }
+  CHECK(groups.contains("Model"));
+  CHECK(flags > 30);
 }

@@ -355,7 +355,7 @@ TEST_CASE("who closes only the sending half gets the whole reply, streamed or no
       }
 }
 
-TEST_CASE("HTTP/1.0 knows no interim reply: closing the sending half before the reply ends the request, and says so") {
+TEST_CASE("HTTP/1.0 knows no interim reply: closing the sending half before the reply ends the request without one") {
   Harness h;
   h.engine.endless = true;
   h.engine.pause = std::chrono::milliseconds(2);
@@ -371,12 +371,9 @@ TEST_CASE("HTTP/1.0 knows no interim reply: closing the sending half before the 
       Raw raw(h.http->port());
       raw.send(text);
       ::shutdown(raw.fd, SHUT_WR);
-      const std::string got = raw.read_until("}}");
-      INFO(got);
-      CHECK(got.rfind("HTTP/1.1 499", 0) == 0);
-      CHECK(got.find("client_closed_request") != std::string::npos);
-      CHECK(got.find("100 Continue") == std::string::npos);
-      CHECK(Harness::eventually([&] { return h.engine.running() == 0; }));
+      CHECK(raw.read_until("\r\n") == "");  // 499 is for the books
+      CHECK(Harness::eventually([&] { return h.engine.running() == 0 && !h.service.recent_requests().empty(); }));
+      CHECK(h.service.recent_requests().front()->http_status == 499);
     }
 }
 
