@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "cli/bench_load.h"
 #include "cli/bench_prompts.h"
 #include "cli/bench_stages.h"
 #include "cli/command.h"
@@ -45,13 +46,19 @@ const char* const kHelp =
     "  --repeat N           times each cell is run; the median counts (default: 3)\n"
     "  --max-tokens N       of each answer (default: 128)\n"
     "  --temperature X      (default: 0, greedy)\n"
-    "  --only modes|stages  (default: modes; on a card stages too)\n\n"
+    "  --only modes|stages|load  (default: modes; on a card stages too)\n\n"
     "Stages of a round by themselves, beside the time of reading the weights: a plain step, a draft, a tree's verification by rows, a "
     "round.\n\n"
     "  --contexts LIST      tokens committed before (default: 1024)\n"
     "  --batches LIST       sequences in a pass (default: 1)\n"
     "  --rows LIST          of one sequence's tree, the root included (default: 1,16,32,64,128)\n"
     "  --ops                each op by itself too\n\n"
+    "Loading (--only load): a checkpoint is written, read, and loaded in turn.\n\n"
+    "  --size GB            of the checkpoint (default: 10)\n"
+    "  --dir DIR            where: empty, new, or one that --keep left (default: a folder of its own in $TMPDIR or /tmp)\n"
+    "  --keep               leave the checkpoint there\n"
+    "  --readers N          threads of both (default: 8, or as many as there are cores)\n"
+    "  --buffer MIB         of one staging buffer (default: the backend's choice)\n\n"
     "  --json               one JSON object on standard output\n"
     "  --model-path DIR, --draft DIR, --threads N and other flags of ddtree serve that shape the engine\n";
 
@@ -62,7 +69,8 @@ struct Options {
   int32_t repeat = 3, max_tokens = 128;
   float temperature = 0;
   bool json = false;
-  std::string only;  // "modes", "stages"; empty: modes, and on a card stages too
+  LoadBenchOptions load;
+  std::string only;  // "modes", "stages", "load"; empty: modes, and on a card stages too
   StageOptions stages;
 };
 
@@ -132,9 +140,25 @@ std::vector<OwnFlag> own_flags(Options& o) {
              o.temperature = static_cast<float>(*n);
              return {};
            }},
+          {"--size", true,
+           [&o](const std::string& v) -> Status {
+             auto n = number_of("--size", v, 0.001, 10000);
+             if (!n) return n.status();
+             return o.load.bytes = static_cast<int64_t>(*n * 1e9), Status();
+           }},
+          {"--buffer", true,
+           [&o](const std::string& v) -> Status {
+             auto n = number_of("--buffer", v, 0.0625, 1024);
+             if (!n) return n.status();
+             return o.load.buffer_bytes = static_cast<int64_t>(*n * (1 << 20)), Status();
+           }},
+          {"--readers", true, whole("--readers", 1, 256, o.load.readers)},
+          {"--dir", true, [&o](const std::string& v) { return o.load.folder = v, Status(); }},
+          {"--keep", false, [&o](const std::string&) { return o.load.keep = true, Status(); }},
           {"--only", true,
            [&o](const std::string& v) -> Status {
-             if (v != "modes" && v != "stages") return {Code::kUsage, fmt::format("--only {}: must be modes or stages", v)};
+             if (v != "modes" && v != "stages" && v != "load")
+               return {Code::kUsage, fmt::format("--only {}: must be modes, stages or load", v)};
              return o.only = v, Status();
            }},
           {"--contexts", true, numbers("--contexts", 1, 1 << 20, o.stages.contexts)},
@@ -296,6 +320,13 @@ int bench(int argc, char** argv) {
   log::set_level(std::max(arguments->config.log_level, log::Level::kWarn));
   ServiceOptions service = arguments->config.service;
   Json stages;
+  if (o.only == "load") {
+    Json load;
+    o.load.repeat = o.repeat;
+    if (Status s = bench_load(service, o.load, o.json ? &load : nullptr); !s.ok()) return fail("bench", s);
+    if (o.json) fmt::print("{}\n", load.dump(2));
+    return 0;
+  }
   if (o.only == "stages" || (o.only.empty() && service.cuda_device >= 0)) {
     o.stages.repeat = std::max(o.repeat, 9);
     if (Status s = bench_stages(service, o.stages, o.json ? &stages : nullptr); !s.ok()) return fail("bench", s);

@@ -24,10 +24,20 @@ Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, Exe
   if (!executor.ok()) return executor.status();
   return std::unique_ptr<Executor>(std::move(*executor));
 }
+
+Result<std::unique_ptr<ops::Backend>> make_cuda_backend(int device) {
+  auto backend = ops::cuda::CudaBackend::create({.device = device});
+  if (!backend.ok()) return backend.status();
+  return std::unique_ptr<ops::Backend>(std::move(*backend));
+}
 #else
-Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair&, ExecutorOptions, int, bool) {
+namespace {
+Status no_engine() {
   return Status(Code::kUnavailable, "this build has no CUDA engine: nvcc was not found when it was made (DDTREE_CUDA=on insists on it)");
 }
+}  // namespace
+Result<std::unique_ptr<ops::Backend>> make_cuda_backend(int) { return no_engine(); }
+Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair&, ExecutorOptions, int, bool) { return no_engine(); }
 #endif
 
 }  // namespace ddtree

@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "model/pair.h"
 #include "nn/executor.h"
+#include "ops/backend.h"
 
 namespace ddtree {
 
@@ -13,5 +14,8 @@ namespace ddtree {
 // what is needed); kTemporary: a driver that does not answer properly yet. portable: never the kernels that need Hopper (for tests).
 Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, ExecutorOptions options, int device = 0,
                                                      bool portable = false);
+
+// A card's backend by itself, for measurements below an executor. The same errors.
+Result<std::unique_ptr<ops::Backend>> make_cuda_backend(int device);
 
 }  // namespace ddtree
