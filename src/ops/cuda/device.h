@@ -19,6 +19,8 @@ struct DeviceInfo {
   bool hopper = false;                          // the wgmma kernels can run (their machine code is in this build and the card is 9.0)
 };
 
+int built_for();  // the CUDA that this build was made with, 13000 = 13.0
+
 // kUnavailable: no driver, no card, or a card this build has no code for, with what was found and what is needed; kTemporary: a driver
 // that does not match its kernel module or a card that does not answer yet.
 Result<DeviceInfo> find_device(int index);
