@@ -129,7 +129,7 @@ class Run {
     while (running_ > 0) {
       ended_.wait_for(lock, kTell, [&] { return running_ == 0; });
       const int64_t now = std::min(done_.load(), total_ - 1);
-      if (failed_ || now <= told || !options_.progress) continue;
+      if (failed_ || now < told || !options_.progress) continue;
       told = now;
       lock.unlock();
       const bool on = options_.progress({now, total_, seconds()});
