@@ -15,6 +15,9 @@ namespace ddtree {
 Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, ExecutorOptions options, int device = 0,
                                                      bool portable = false);
 
+// Whether that would find its card, before any file is opened. The same errors; takes nothing of the card but a context.
+Status check_cuda_device(int device);
+
 // A card's backend by itself, for measurements below an executor. The same errors.
 Result<std::unique_ptr<ops::Backend>> make_cuda_backend(int device);
 

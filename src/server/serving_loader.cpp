@@ -94,6 +94,8 @@ std::vector<std::string> served_names(const ServiceOptions& options) {
 Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& options, PhaseMachine& phases) {
   DDTREE_RETURN_IF_ERROR(
       phases.enter(Phase::kDevices, options.cuda_device < 0 ? "the CPU" : fmt::format("CUDA card {}", options.cuda_device)));
+  // Before any file: who has no usable driver need not wait for a checkpoint's headers, nor mend its path first.
+  if (options.cuda_device >= 0) DDTREE_RETURN_IF_ERROR(check_cuda_device(options.cuda_device));
   const std::string path = options.model_path.empty() ? std::string(kEmbeddedPair) : options.model_path;
   DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kWeights, "reading " + path));
   auto pair = !options.model_config.empty()

@@ -1,7 +1,7 @@
 // The subcommands that answer on a terminal: what they refuse, in whose words, and with which exit code.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { mkdirSync, mkdtempSync, openSync, closeSync, rmSync, writeFileSync } from 'node:fs';
+import { closeSync, existsSync, mkdirSync, mkdtempSync, openSync, readdirSync, rmSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, test } from 'node:test';
@@ -103,4 +103,53 @@ test('broken JSON is said in our words: line, column, what is wrong', () => {
   const t = run(['tokenize', '--tokenizer', tokenizer]);
   assert.equal(t.status, 65);
   assert.match(t.stderr, /tokenizer\.json: not valid JSON: line 1, column 7: /);
+});
+
+test('doctor: each line with its verdict, a complaint with its cure, the exit code by the lines', () => {
+  for (const args of [[], ['--device', 'cuda']]) {
+    const r = run(['doctor', '--json', '--db', db, ...args]);
+    const d = JSON.parse(r.stdout);
+    assert.equal(r.status, d.exit_code);
+    assert.equal(d.checks.filter((c) => c.verdict === 'fail').length, d.failures);
+    assert.equal(d.failures === 0, d.exit_code === 0);
+    for (const c of d.checks) {
+      assert.ok(['ok', 'warn', 'fail'].includes(c.verdict) && c.check && c.found, JSON.stringify(c));
+      if (c.verdict !== 'ok') assert.ok(c.wanted && c.cure, JSON.stringify(c));
+    }
+    for (const name of ['build', 'cpu', 'limits', 'disk (history)']) assert.ok(d.checks.some((c) => c.check === name), name);
+    const words = run(['doctor', '--db', db, ...args]);
+    assert.equal(words.status, d.exit_code);
+    for (const c of d.checks) assert.ok(words.stdout.includes(c.check));
+  }
+  const wrong = run(['doctor', '--device', 'tpu']);
+  assert.equal(wrong.status, 64);
+  assert.match(wrong.stderr, /^ddtree doctor: --device tpu: must be cpu, cuda or cuda:N/);
+  assert.equal(run(['doctor', '--verbose']).status, 64);
+});
+
+test('bench --only load: a checkpoint is written, read and loaded, and taken away unless it is kept', () => {
+  const folder = join(scratch, 'load');
+  const args = ['bench', '--only', 'load', '--size', '0.02', '--repeat', '1', '--readers', '2', '--dir', folder, '--json'];
+  const kept = run([...args, '--keep']);
+  assert.equal(kept.status, 0, kept.stderr);
+  const shards = readdirSync(folder).filter((f) => f.endsWith('.safetensors'));
+  assert.ok(shards.length > 1, 'more than one shard');
+  const { load } = JSON.parse(kept.stdout);
+  const written = shards.reduce((sum, f) => sum + statSync(join(folder, f)).size, 0);
+  assert.ok(load.bytes > 0.9 * written && load.bytes <= written, `${load.bytes} of ${written}`);
+  assert.equal(load.load_seconds.length, 1);
+  assert.ok(load.ratio > 0);
+  const again = run(args);
+  assert.equal(again.status, 0, again.stderr);
+  assert.equal(JSON.parse(again.stdout).load.bytes, load.bytes);
+  assert.ok(existsSync(folder), 'what was there before stays');
+  truncateSync(join(folder, shards[0]), 1000);
+  const cut = run(args);
+  assert.equal(cut.status, 65);
+  assert.match(cut.stderr, new RegExp(shards[0]));
+  const fresh = join(scratch, 'fresh');
+  assert.equal(run(['bench', '--only', 'load', '--size', '0.02', '--repeat', '1', '--dir', fresh]).status, 0);
+  assert.ok(!existsSync(fresh));
+  writeFileSync(join(scratch, 'other'), 'x');
+  assert.equal(run(['bench', '--only', 'load', '--dir', scratch]).status, 64);
 });
