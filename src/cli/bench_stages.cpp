@@ -33,6 +33,18 @@ double target_bytes(const LoadedPair& pair) {
   if (pair.tensors.tied_head) bytes += static_cast<double>(pair.tensors.embed.bytes);
   return bytes;
 }
+// Multiplications and additions of reading a prompt of `tokens`: two a weight of the layers and a token (no head, no table), and what
+// attention adds where every position sees all before it.
+double prefill_flop(const LoadedPair& pair, int64_t tokens) {
+  double weights = 0;
+  for (const auto& [name, t] : pair.checkpoint->tensors())
+    if (!name.starts_with("mtp.") && name.find("embed_tokens") == std::string::npos && name.find("lm_head") == std::string::npos &&
+        t.shape.size() == 2)
+      weights += static_cast<double>(t.elements());
+  const auto attention = std::count(pair.spec.layers.begin(), pair.spec.layers.end(), LayerKind::kFullAttention);
+  const auto n = static_cast<double>(tokens);
+  return 2 * weights * n + 2 * static_cast<double>(attention * pair.spec.heads * pair.spec.head_dim) * n * n;
+}
 // Of a draft: the drafter's own and the target's head.
 double draft_bytes(const LoadedPair& pair) {
   return pair.drafter ? static_cast<double>(pair.drafter->checkpoint->bytes() + pair.tensors.lm_head.bytes) : 0;
@@ -102,6 +114,19 @@ class Stage {
     });
     DDTREE_RETURN_IF_ERROR(settle());
     return ms;
+  }
+
+  // Of the prompts' last chunk of up to `chunk` tokens.
+  Result<std::vector<ops::OpTime>> prefill_op_times(int32_t chunk) {
+    Forest forest;
+    const int32_t rows = std::min(chunk, context_);
+    add_chain(&forest, 0, rows, context_ - rows, true, false);
+    executor_.time_ops(true);
+    DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output_));
+    DDTREE_RETURN_IF_ERROR(executor_.commit(forest, keep_all(forest)));
+    auto times = executor_.op_times();
+    executor_.time_ops(false);
+    return times;
   }
 
   Result<std::vector<ops::OpTime>> op_times(int32_t rows) {
@@ -228,11 +253,11 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
   Executor& executor = **made;
   const double load_ms = ms_since(load_begin), weights = target_bytes(*pair), drafts = draft_bytes(*pair);
 
-  double bandwidth = 0;
+  double bandwidth = 0, product_rate = 0;
   if (service.cuda_device >= 0) {
     auto rates = executor.measure_rates();
     if (!rates) return rates.status();
-    bandwidth = rates->read_bytes_per_second;
+    bandwidth = rates->read_bytes_per_second, product_rate = rates->bf16_flop_per_second;
   }
   const auto floor_ms = [&](double bytes) { return bandwidth > 0 ? bytes / bandwidth * 1e3 : 0; };
   const auto ratio = [&](double ms, double bytes) {
@@ -245,6 +270,7 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
              {"target_bytes", weights},
              {"draft_bytes", drafts},
              {"read_bytes_per_second", bandwidth},
+             {"bf16_flop_per_second", product_rate},
              {"load_ms", load_ms},
              {"stages", Json::array()}};
   } else {
@@ -252,6 +278,7 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
                drafts / 1e9);
     if (bandwidth > 0)
       fmt::print("; reading at {:.0f} GB/s: {:.2f} ms and {:.2f} ms at the least", bandwidth / 1e9, floor_ms(weights), floor_ms(drafts));
+    if (product_rate > 0) fmt::print("; BF16 products at {:.0f} TFLOP/s", product_rate / 1e12);
     fmt::print("\n");
   }
   const int32_t top_k = service.engine.top_k;
@@ -261,6 +288,7 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
       if (isatty(STDERR_FILENO)) fmt::print(stderr, "\r\033[Kcontext {}, batch {}", context, batch), std::fflush(stderr);
       auto prefill = stage.prefill(kChunk);
       if (!prefill) return prefill.status();
+      const double prefill_floor = product_rate > 0 ? batch * prefill_flop(*pair, context) / product_rate * 1e3 : 0;
       auto plain = stage.plain_step();
       if (!plain) return plain.status();
       double draft = 0;
@@ -273,9 +301,11 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
       Json list = Json::array();
       if (!json)
         fmt::print(
-            "\ncontext {}, batch {}: prefill {:.0f} tok/s\n  {:<10} {:>9} {:>9} {:>9}\n  {:<10} {:>9.2f} {:>9}\n  {:<10} {:>9.2f} {:>9}\n",
-            context, batch, 1e3 * context * batch / *prefill, "", "ms", "/ floor", "round ms", "plain step", *plain, ratio(*plain, weights),
-            "draft", draft, draft > 0 ? ratio(draft, drafts) : "-");
+            "\ncontext {}, batch {}: prefill {:.0f} tok/s{}\n  {:<10} {:>9} {:>9} {:>9}\n  {:<10} {:>9.2f} {:>9}\n  {:<10} {:>9.2f} "
+            "{:>9}\n",
+            context, batch, 1e3 * context * batch / *prefill,
+            prefill_floor > 0 ? fmt::format(", {:.2f} of the time of its products at that rate", *prefill / prefill_floor) : "", "", "ms",
+            "/ floor", "round ms", "plain step", *plain, ratio(*plain, weights), "draft", draft, draft > 0 ? ratio(draft, drafts) : "-");
       for (int32_t rows : o.rows) {
         auto verify = stage.verify(rows);
         if (!verify) return verify.status();
@@ -288,23 +318,33 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
       }
       Json timed = Json::array();
       if (o.ops)
-        for (int32_t rows : {o.rows.front(), o.rows[o.rows.size() / 2], o.rows.back()}) {
-          auto times = stage.op_times(rows);
+        for (int32_t rows : {0, o.rows.front(), o.rows[o.rows.size() / 2], o.rows.back()}) {  // 0: a chunk of the prompt
+          auto times = rows == 0 ? stage.prefill_op_times(kChunk) : stage.op_times(rows);
           if (!times) return times.status();
           if (times->empty()) break;  // this backend times no ops
           double sum = 0;
           for (const auto& t : *times) sum += t.ms;
-          if (!json) fmt::print("  ops of a pass of {} rows and its commit, each by itself: {:.2f} ms\n", rows, sum);
+          if (!json)
+            fmt::print(
+                "  ops of {} and its commit, each by itself: {:.2f} ms\n",
+                rows == 0 ? fmt::format("the prompt's last {} tokens", std::min(kChunk, context)) : fmt::format("a pass of {} rows", rows),
+                sum);
           for (const auto& t : *times) {
             if (!json)
               fmt::print("    {:<22} {:>5} × {:>8.1f} µs = {:>8.3f} ms\n", t.op, t.calls, t.ms * 1e3 / static_cast<double>(t.calls), t.ms);
-            timed.push_back({{"rows", rows}, {"op", t.op}, {"calls", t.calls}, {"ms", t.ms}});
+            timed.push_back({{"of", rows == 0 ? "prefill" : "verify"},
+                             {"rows", rows == 0 ? std::min(kChunk, context) : rows},
+                             {"op", t.op},
+                             {"calls", t.calls},
+                             {"ms", t.ms}});
           }
         }
       if (json)
         (*json)["stages"].push_back({{"context", context},
                                      {"batch", batch},
                                      {"prefill_tokens_per_second", 1e3 * context * batch / *prefill},
+                                     {"prefill_ms", *prefill},
+                                     {"prefill_floor_ms", prefill_floor},
                                      {"plain_ms", *plain},
                                      {"draft_ms", draft},
                                      {"trees", std::move(list)},

@@ -70,6 +70,7 @@ Status CountingBackend::set_limits(const BackendLimits& limits) {
     return {};
   }
   take(MemoryUse::kWorkspace, 0, 0, cuda::layout::logits_work(limits));
+  take(MemoryUse::kWorkspace, 0, 0, cuda::layout::kBlasWork);
   ledger_.pin(kLanes * limits.staged_bytes + cuda::layout::logit_row(limits));
   return {};
 }

@@ -22,12 +22,13 @@ constexpr int64_t kMargin = 8;       // columns on both sides of an output; 16 b
 std::vector<std::unique_ptr<Backend>> make_cards() {
   std::vector<std::unique_ptr<Backend>> cards;
 #ifdef DDTREE_HAS_CUDA
-  for (const bool portable : {false, true}) {
-    auto card = cuda::CudaBackend::create({.device = 0, .portable_kernels = portable});
+  // As it is served; Hopper's kernels alone; the portable ones alone.
+  for (const auto& [portable, library] : {std::pair{false, true}, {false, false}, {true, false}}) {
+    auto card = cuda::CudaBackend::create({.device = 0, .portable_kernels = portable, .library = library});
     if (!card.ok() && card.status().code() == Code::kUnavailable) SKIP(card.status().message());
     INFO(card.status().message());
     REQUIRE(card.ok());
-    if (portable || (*card)->device().hopper) cards.push_back(*std::move(card));  // elsewhere both kinds are the portable one
+    if (portable || library || (*card)->device().hopper) cards.push_back(*std::move(card));  // elsewhere both kinds are the portable one
   }
 #else
   SKIP("this build has no CUDA engine");

@@ -50,6 +50,11 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::create(const CudaOptions& opti
   std::unique_ptr<CudaBackend> backend(new CudaBackend(options, *device));
   if (const cudaError_t e = cudaStreamCreateWithFlags(&backend->stream_, cudaStreamNonBlocking); e != cudaSuccess)
     return Status(Code::kUnavailable, fmt::format("CUDA stream: {}", cudaGetErrorString(e)));
+  if (options.library) {
+    Result<std::unique_ptr<BlasLt>> blas = BlasLt::open();
+    if (blas.ok()) backend->blas_ = std::move(*blas);
+    else log::warn("without cuBLASLt prompts are read by the kernels for few rows, several times slower: {}", blas.status().message());
+  }
   DDTREE_RETURN_IF_ERROR(backend->take_arena());
   Result<std::byte*> results = backend->pinned(layout::kResults);
   if (!results.ok()) return results.status();
@@ -66,7 +71,9 @@ CudaBackend::CudaBackend(const CudaOptions& options, DeviceInfo device) : option
 }
 
 CudaBackend::~CudaBackend() {
-  if (stream_) cudaStreamSynchronize(stream_), cudaStreamDestroy(stream_);
+  if (stream_) cudaStreamSynchronize(stream_);
+  blas_.reset();
+  if (stream_) cudaStreamDestroy(stream_);
   for (void* p : device_blocks_) cudaFree(p);
   for (void* p : host_blocks_) cudaFreeHost(p);
 }
@@ -144,6 +151,7 @@ Status CudaBackend::set_limits(const BackendLimits& limits) {
   // What reading and ranking logits takes, now rather than in the first round that does.
   work_size_ = layout::logits_work(limits);
   DDTREE_RETURN_IF_ERROR(allocate(&work_, work_size_, MemoryUse::kWorkspace, "workspace of the logits ops"));
+  DDTREE_RETURN_IF_ERROR(allocate(&blas_work_, layout::kBlasWork, MemoryUse::kWorkspace, "workspace of cuBLASLt"));
   bounce_size_ = layout::logit_row(limits);
   Result<std::byte*> bounce = pinned(bounce_size_);
   if (!bounce.ok()) return bounce.status();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/backend.h"
+#include "ops/cuda/blas_lt.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/storage.h"
 
@@ -16,6 +17,7 @@ namespace ddtree::ops::cuda {
 struct CudaOptions {
   int device = 0;
   bool portable_kernels = false;  // never the Hopper kernels: for testing the path of other cards
+  bool library = true;            // cuBLASLt for many rows, where it can be loaded; false: own kernels alone
   // Device memory taken at once and handed out piece by piece: the memory plan's figure. What comes beyond it is taken singly, with a
   // warning. 0: every piece is an allocation of its own, so that compute-sanitizer sees a step past one's end.
   int64_t arena_bytes = 0;
@@ -82,8 +84,9 @@ class CudaBackend final : public Backend {
   Result<Tensor> new_tensor(int64_t rows, int64_t cols, Element element, MemoryUse use, const char* what);
   template <class T, class... A>
   T* keep(A&&... a);
-  void flush();                                   // uploads what was staged since the last flush
-  void check(cudaError_t error, const char* op);  // remembers the first error until finish()
+  void flush();                                                      // uploads what was staged since the last flush
+  void check(cudaError_t error, const char* op);                     // remembers the first error until finish()
+  bool library_linear(const CudaWeight& w, const LinearArgs& args);  // false: not its kind of product
   // A host array filled from device memory at finish(), or a function that is given the bytes then.
   void later(void* host, const void* device, int64_t bytes);
   void later(std::function<void(const std::byte*, int64_t)> take, const void* device, int64_t bytes);
@@ -126,6 +129,8 @@ class CudaBackend final : public Backend {
   std::byte* small_ = nullptr;  // device results of logits ops
   int64_t small_used_ = 0;
   kernels::AttentionWork attention_work_;
+  std::unique_ptr<BlasLt> blas_;  // null: own kernels for any number of rows
+  std::byte* blas_work_ = nullptr;
   std::byte* work_ = nullptr;  // partial results of logits ops
   int64_t work_size_ = 0;
   bool timing_ = false;
