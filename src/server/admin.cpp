@@ -72,6 +72,7 @@ void route(HttpServer& server, const char* method, const std::string& pattern, P
                [takes = std::move(takes), handler = std::move(handler)](const HttpRequest& request, HttpResponse& response) {
                  const std::string* before = nullptr;
                  for (const auto& [name, value] : request.query) {  // sorted by name
+                   if (name.empty() && value.empty()) continue;     // of "a=1&" and "?"
                    std::string message;
                    if (std::none_of(takes.begin(), takes.end(), [&](const char* t) { return name == t; })) {
                      std::string list;

@@ -109,9 +109,10 @@ class HttpTransport final : public SmokeTransport {
     reply.unreachable = error == httplib::Error::Connection || error == httplib::Error::ConnectionTimeout ||
                         error == httplib::Error::SSLConnection || error == httplib::Error::SSLServerVerification ||
                         error == httplib::Error::SSLLoadingCerts;
-    reply.error = reply.unreachable               ? fmt::format("{}: no connection ({})", origin_, what)
-                  : error == httplib::Error::Read ? std::string("the connection was closed or what came is no HTTP")
-                                                  : what;
+    reply.error = reply.unreachable ? fmt::format("{}: no connection ({})", origin_, what)
+                  : error == httplib::Error::Read || error == httplib::Error::Write
+                      ? std::string("the connection was closed or what came is no HTTP")
+                      : what;
     return reply;
   }
 
@@ -199,7 +200,7 @@ Result<std::unique_ptr<SmokeTransport>> http_transport(const std::string& url, c
 #endif
   const size_t slash = url.find('/', colon + 3);
   const std::string host = url.substr(colon + 3, slash == std::string::npos ? slash : slash - colon - 3);
-  if (host.empty() || host[0] == ':' || host.find_first_of(" @?#\\%\t\r\n") != std::string::npos) return wrong("no host in it");
+  if (host.empty() || host.find_first_of(" @?#\\%\t\r\n") != std::string::npos) return wrong("no host in it");
   // An IPv6 address stands in brackets, whole and alone, or its colons and a port's could not be told apart.
   const size_t open = host.find_first_of("[]");
   if (open != std::string::npos || std::count(host.begin(), host.end(), ':') > 1) {
@@ -209,6 +210,7 @@ Result<std::unique_ptr<SmokeTransport>> http_transport(const std::string& url, c
     if (inet_pton(AF_INET6, address.c_str(), &ignored) != 1 || (close + 1 < host.size() && host[close + 1] != ':'))
       return wrong(fmt::format("'{}' is no host; an IPv6 address stands in brackets, as in [::1]:30000", host));
   }
+  if (host[0] == ':') return wrong("no host in it");
   if (const size_t port = host.rfind(':'); port != std::string::npos && host.find(']', port) == std::string::npos) {
     const std::string digits = host.substr(port + 1);
     if (digits.empty() || digits.size() > 5 || digits.find_first_not_of("0123456789") != std::string::npos || std::stoi(digits) > 65535 ||

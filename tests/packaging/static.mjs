@@ -1,7 +1,8 @@
 // What can be said of the scripts and the unit without installing them.
 import assert from 'node:assert/strict';
-import { spawnSync } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { copyFileSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join, resolve } from 'node:path';
 import { test } from 'node:test';
@@ -69,4 +70,28 @@ test('systemd-analyze security: 4.0 at most, and the card stays in reach', () =>
   assert.doesNotMatch(unitText, /^PrivateDevices=(yes|true|1)/m);
   assert.doesNotMatch(unitText, /^ProcSubset=pid/m);
   assert.match(unitText, /^DeviceAllow=char-nvidia\* rw$/m);
+});
+
+test('two ./dev builds in one checkout take turns, and the one that waits says so', async (t) => {
+  const folder = mkdtempSync(join(tmpdir(), 'ddtree-dev-'));
+  t.after(() => rmSync(folder, { recursive: true }));
+  mkdirSync(join(folder, 'packaging'));
+  mkdirSync(join(folder, 'bin'));
+  copyFileSync(join(top, 'dev'), join(folder, 'dev'));
+  const script = (path, text) => writeFileSync(join(folder, path), `#!/bin/sh\n${text}\n`, { mode: 0o755 });
+  script('packaging/setup.sh', 'true');
+  script('bin/cmake', 'mkdir -p build; touch build/build.ninja; printf "#!/bin/sh\\n" >build/ddtree; chmod 755 build/ddtree');
+  // A build that another one runs into fails.
+  script('bin/ninja', 'mkdir building || exit 9; sleep 1; rmdir building; echo built >>log');
+  const dev = (...args) => {
+    const child = spawn(join(folder, 'dev'), args, { env: { ...process.env, PATH: `${join(folder, 'bin')}:${process.env.PATH}` } });
+    let err = '';
+    child.stderr.on('data', (d) => { err += d; });
+    return once(child, 'close').then(([code]) => ({ code, err }));
+  };
+  const done = await Promise.all([dev('build'), dev('build'), dev('serve')]);
+  assert.deepEqual(done.map((d) => d.code), [0, 0, 0], JSON.stringify(done));
+  assert.equal(done.filter((d) => /another \.\/dev is building here; waiting/.test(d.err)).length, 2, JSON.stringify(done));
+  assert.equal(readFileSync(join(folder, 'log'), 'utf8'), 'built\nbuilt\nbuilt\n');
+  assert.doesNotMatch((await dev('build')).err, /waiting/, 'nobody holds the lock any more');
 });

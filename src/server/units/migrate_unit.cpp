@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <sstream>
 
 #include "server/serve_flags.h"
 #include "server/serve_flags_compat.h"
@@ -438,7 +439,12 @@ class Migrator {
         out_.environment.push_back({Kind::kAdded, "HF_HOME=" + folder, "where models named ORG/NAME are looked for"});
       }
     }
-    if (below({"/home", "/root", "/run/user"})) {
+    if (cached && variable("HOME").empty() && !home && !dynamic) {
+      replaced_["ProtectHome"] = "read-only";
+      out_.settings.push_back({Kind::kAdded, "ProtectHome=read-only",
+                               fmt::format("a model named ORG/NAME is looked for in the home of {}, whom this machine does not know",
+                                           user_.empty() ? "root" : user_)});
+    } else if (below({"/home", "/root", "/run/user"})) {
       replaced_["ProtectHome"] = "read-only";
       out_.settings.push_back({Kind::kAdded, "ProtectHome=read-only", "files that the server reads are there"});
     }
@@ -475,6 +481,30 @@ class Migrator {
     if (!unread_.empty()) out_.notes.push_back(unread_ + " cannot be read by this user: variables in it were not judged");
   }
 
+  // The words of a list in the packaged unit that the old unit's settings of that name do not have.
+  std::string new_words(const PackagedLine& p) const {
+    std::set<std::string> have;
+    for (const UnitSetting& s : base_.settings()) {
+      if (s.section != p.section || s.name != p.name) continue;
+      std::istringstream words(s.value);
+      for (std::string w; words >> w;) have.insert(w);
+      if (s.value.empty()) have.clear();  // an empty value takes back those before it
+    }
+    std::string out;
+    std::istringstream words(p.value);
+    for (std::string w; words >> w;)
+      if (!have.contains(w)) out += (out.empty() ? "" : " ") + w;
+    return out;
+  }
+
+  // `systemctl edit ddtree` in a comment of the packaged unit, as it is for this one.
+  static std::string with_own_name(std::string comment, const std::string& target_name) {
+    const std::string packaged = "systemctl edit ddtree";
+    const size_t at = comment.find(packaged);
+    if (at != std::string::npos) comment.replace(at, packaged.size(), "systemctl edit " + target_name.substr(0, target_name.rfind('.')));
+    return comment;
+  }
+
   std::string exec_start() const {
     std::string out = "ExecStart=" + quote_unit_word(out_.command[0]) + " " + out_.command[1];
     for (size_t i = 2; i < out_.command.size(); ++i) {
@@ -506,6 +536,7 @@ class Migrator {
     if (!in_place_ && source_name != target_name)
       t += fmt::format("# Both want the same address and the same memory.\nConflicts={}\n", source_name);
     std::string comments;
+    bool after_setting = false;  // a comment that comes now begins anew
     for (const char* wanted : {"Unit", "Service"}) {
       if (std::string(wanted) == "Service") section("Service");
       comments.clear();
@@ -513,9 +544,17 @@ class Migrator {
         if (p.section != wanted || p.raw.starts_with("[")) continue;
         if (p.name.empty()) {
           // An empty line ends a comment that belongs to no setting.
-          comments = p.raw.empty() ? "" : comments + p.raw + "\n";
+          comments = p.raw.empty() ? "" : (after_setting ? "" : comments) + with_own_name(p.raw, target_name) + "\n";
+          after_setting = false;
           if (p.raw.empty() && std::string(wanted) == "Service" && !t.ends_with("\n\n")) t += "\n";
           continue;
+        }
+        after_setting = true;
+        std::string value = p.value;
+        if (p.section == "Unit" && (p.name == "After" || p.name == "Wants")) {
+          // What the old unit orders already. The comment above stays for the next setting that it is about.
+          value = new_words(p);
+          if (value.empty()) continue;
         }
         const std::string lead = std::exchange(comments, "");
         if (p.name == "Description" || p.name == "Documentation" || p.name == "EnvironmentFile") continue;
@@ -524,7 +563,7 @@ class Migrator {
         t += lead;
         if (p.name == "ExecStart") t += exec_start() + "\n";
         else if (p.name == "Environment" && p.value.starts_with("CUDA_CACHE_PATH=")) t += "Environment=CUDA_CACHE_PATH=%C/ddtree-%N\n";
-        else t += p.name + "=" + (other == replaced_.end() ? p.value : other->second) + "\n";
+        else t += p.name + "=" + (other == replaced_.end() ? value : other->second) + "\n";
         if (other != replaced_.end()) written_.insert(p.name);
       }
     }

@@ -245,6 +245,8 @@ TEST_CASE("a parameter that a route does not take, takes once or takes otherwise
   // Lists may come in both spellings, and an empty value is none.
   s.get("requests?finish=stop&finish=length&mode=NONE,DFLASH&limit=&client=");
   s.get("timeline?limit=100");
+  s.get("timeline?limit=100&offset=0&");
+  s.get("runs?");
 }
 
 }  // namespace ddtree

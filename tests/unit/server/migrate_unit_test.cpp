@@ -328,3 +328,39 @@ TEST_CASE("root's model cache is named, since systemd gives a unit without User=
   CHECK(parsed(m).value("Service", "ProtectHome") == "read-only");
   CHECK(Machine{}.command(kServer).text.find("HF_HOME") == std::string::npos);
 }
+
+TEST_CASE("what the old unit orders already is not said twice, and comments speak of this unit", "[units]") {
+  const Machine machine;
+  const std::string exec = "[Service]\nExecStart=/usr/bin/python3 -m sglang.launch_server --model-path /srv/m\n";
+  const auto lines = [](const std::string& text, const std::string& start) {
+    std::vector<std::string> out;
+    std::istringstream in(text);
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with(start)) out.push_back(line);
+    return out;
+  };
+  const std::string all =
+      machine.good("[Unit]\nAfter=network-online.target nvidia-persistenced.service\nWants=network-online.target\n" + exec).text;
+  CHECK(lines(all, "After=") == Words{"After=network-online.target nvidia-persistenced.service", "After=modprobe@nvidia_uvm.service"});
+  CHECK(lines(all, "Wants=") == Words{"Wants=network-online.target", "Wants=modprobe@nvidia_uvm.service"});
+  CHECK_THAT(all, !ContainsSubstring("may not be there before this"));  // a comment without its setting
+  CHECK_THAT(all, ContainsSubstring("# The card's driver first"));
+  CHECK_THAT(all, ContainsSubstring("(systemctl edit sglang)") && !ContainsSubstring("systemctl edit ddtree"));
+  // Taken back in the old unit, so said by the new one; and with nothing there all is as packaged.
+  const std::string back = machine.good("[Unit]\nAfter=network-online.target\nAfter=\n" + exec).text;
+  CHECK(lines(back, "After=network-online.target").size() == 2);
+  const std::string bare = machine.good(exec, "other@.service").text;
+  CHECK(lines(bare, "After=") == Words{"After=network-online.target", "After=modprobe@nvidia_uvm.service nvidia-persistenced.service"});
+  CHECK_THAT(bare, ContainsSubstring("(systemctl edit other@)"));
+}
+
+TEST_CASE("a model in the cache of a user whom this machine does not know: homes can be read, and that is said", "[units]") {
+  const Machine machine;
+  const std::string service = "[Service]\nUser=nobody\nExecStart=/usr/bin/python3 -m sglang.launch_server --model-path ";
+  const auto cached = machine.good(service + "Qwen/Qwen3.6-27B\n");
+  CHECK(parsed(cached).value("Service", "ProtectHome") == "read-only");
+  CHECK(std::any_of(cached.settings.begin(), cached.settings.end(), [](const UnitDifference& d) {
+    return d.kind == Kind::kAdded && d.what == "ProtectHome=read-only" && d.reason.find("home of nobody") != std::string::npos;
+  }));
+  CHECK(parsed(machine.good(service + "/srv/m\n")).value("Service", "ProtectHome") == "yes");
+}
