@@ -181,23 +181,16 @@ Result<const Weight*> CudaBackend::pack_weight(std::span<const TensorView> parts
   w->data = *memory;
   auto* to = static_cast<std::byte*>(w->data);
   for (const TensorView& p : parts) {
-    cudaError_t e;
     if (bf16 && p.fill.seed != 0) {
-      e = kernels::fill(stream_, to, p.elements(), p.fill.seed, p.fill.centre, p.fill.spread);
-      to += p.bytes;
-    } else if (bf16) {
-      e = cudaMemcpyAsync(to, p.data, p.bytes, cudaMemcpyHostToDevice, stream_);
-      to += p.bytes;
+      // Drawn where they are used: nothing to read.
+      if (const cudaError_t e = kernels::fill(stream_, to, p.elements(), p.fill.seed, p.fill.centre, p.fill.spread); e != cudaSuccess)
+        return Status(Code::kEngineFault, fmt::format("filling tensor {} on the card: {}", p.name, cudaGetErrorString(e)));
     } else {
-      std::vector<float> values(static_cast<size_t>(p.elements()));
-      to_float32(p, values.data());
-      e = cudaMemcpyAsync(to, values.data(), values.size() * 4, cudaMemcpyHostToDevice, stream_);
-      if (e == cudaSuccess) e = cudaStreamSynchronize(stream_);
-      to += values.size() * 4;
+      load_later(p, bf16 ? Element::kBfloat16 : Element::kFloat32, 0, to);
     }
-    if (e != cudaSuccess)
-      return Status(Code::kEngineFault, fmt::format("copying tensor {} to the card: {}", p.name, cudaGetErrorString(e)));
+    to += p.elements() * (bf16 ? 2 : 4);
   }
+  if (!loading_) DDTREE_RETURN_IF_ERROR(finish_loading({}));
   if (bf16 && hopper_) {
     w->tile = kernels::few_rows_tile(n, device_.multiprocessors);
     w->mapped = encode_map(&w->map, w->data, n, k, k, w->tile);
@@ -212,13 +205,6 @@ Result<Tensor> CudaBackend::constant_of(const float* values, int64_t rows, int64
   if (e == cudaSuccess) e = cudaStreamSynchronize(stream_);
   if (e != cudaSuccess) return Status(Code::kEngineFault, fmt::format("copying constants to the card: {}", cudaGetErrorString(e)));
   return t;
-}
-
-Result<Tensor> CudaBackend::norm_weight(const TensorView& weight, float add) {
-  std::vector<float> values(static_cast<size_t>(weight.elements()));
-  to_float32(weight, values.data());
-  for (float& v : values) v += add;
-  return constant_of(values.data(), 1, static_cast<int64_t>(values.size()), MemoryUse::kWeights);
 }
 
 Result<Tensor> CudaBackend::constant(std::span<const float> values, int64_t rows, int64_t cols) {

@@ -11,6 +11,7 @@
 #include "ops/cuda/blas_lt.h"
 #include "ops/cuda/device.h"
 #include "ops/cuda/storage.h"
+#include "ops/weight_loader.h"
 
 namespace ddtree::ops::cuda {
 
@@ -34,6 +35,8 @@ class CudaBackend final : public Backend {
   Status set_limits(const BackendLimits& limits) override;
   Element activation() const override { return Element::kBfloat16; }
   Result<Tensor> make_tensor(int64_t rows, int64_t cols, Element element) override;
+  void begin_loading() override { loading_ = true; }
+  Status finish_loading(const LoadOptions& options) override;
   Result<const Weight*> pack_weight(std::span<const TensorView> parts) override;
   Result<Tensor> norm_weight(const TensorView& weight, float add) override;
   Result<Tensor> constant(std::span<const float> values, int64_t rows, int64_t cols) override;
@@ -92,6 +95,7 @@ class CudaBackend final : public Backend {
   void later(std::function<void(const std::byte*, int64_t)> take, const void* device, int64_t bytes);
   std::byte* take_results(int64_t bytes);  // device memory of an op's results until finish(); null (and an error) where they are too many
   bool work_fits(int64_t bytes);           // makes work_ at least so large at set-up's expense; an error and false where memory ends
+  void load_later(const TensorView& from, Element element, float add, void* to);  // `to`: device memory
   Result<Tensor> constant_of(const float* values, int64_t rows, int64_t cols, MemoryUse use);
   const CUtensorMap* row_map(const Tensor& x, int bucket);
 
@@ -149,6 +153,10 @@ class CudaBackend final : public Backend {
   };
   std::unordered_map<MapKey, CUtensorMap, MapHash> maps_;
   Status error_;
+  struct Sink;                      // where loaded tensors go
+  std::vector<std::byte*> places_;  // of the loader's items, in device memory
+  WeightLoader loader_;
+  bool loading_ = false;
 };
 
 }  // namespace ddtree::ops::cuda
