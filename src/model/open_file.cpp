@@ -18,11 +18,15 @@ Status OpenFile::read(uint64_t offset, size_t bytes, std::byte* to, std::string_
     if (n < 0)
       return {Code::kStorage, fmt::format("{}: tensor {}: {} bytes at {} cannot be read: {}", path_, what, bytes - done, offset + done,
                                           std::strerror(errno))};
-    if (n == 0)
+    if (n == 0) {
+      // Other readers may meet the end first, and behind it: the size is asked for.
+      struct stat now {};
+      const uint64_t end = fstat(fd_, &now) == 0 ? static_cast<uint64_t>(now.st_size) : offset + done;
       return {Code::kBadModel,
-              fmt::format("{}: tensor {}: the file ends at {}, but held {} bytes when its header was checked: it was cut or "
-                          "written anew while it was read; load again when it is whole",
-                          path_, what, offset + done, size_)};
+              fmt::format("{}: tensor {}: the file ends at {}, but held {} bytes when its header was checked: it was cut or written anew "
+                          "while it was read; load again when it is whole",
+                          path_, what, end, size_)};
+    }
     done += static_cast<size_t>(n);
   }
   return {};
