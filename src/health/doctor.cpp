@@ -106,10 +106,10 @@ class Examination {
     const std::string cure = fmt::format(
         "install cuBLAS {0} (the package libcublas-{0}-0, or pip's nvidia-cublas) where the loader finds it (ldconfig, LD_LIBRARY_PATH)",
         major);
-    if (!m_.blas.file.empty() && m_.blas.version / 10000 == major)
-      ok("cublasLt", fmt::format("{} ({})", library_version(m_.blas.version), m_.blas.file));
+    const int made_for = m_.blas.cuda > 0 ? m_.blas.cuda / 1000 : m_.blas.version / 10000;
+    if (!m_.blas.file.empty() && made_for == major) ok("cublasLt", fmt::format("{} ({})", library_version(m_.blas.version), m_.blas.file));
     else if (!m_.blas.file.empty())
-      warn("cublasLt", fmt::format("{} says it is {}", m_.blas.file, library_version(m_.blas.version)),
+      warn("cublasLt", fmt::format("{} is {} for CUDA {}", m_.blas.file, library_version(m_.blas.version), made_for),
            fmt::format("{} of major {}; {}", wanted, major, slower), cure);
     else if (!m_.blas.other.empty()) warn("cublasLt", m_.blas.other + ", which is of another major", wanted + "; " + slower, cure);
     else warn("cublasLt", "not found", wanted + "; " + slower, cure);

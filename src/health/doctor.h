@@ -15,6 +15,7 @@ struct SharedLibrary {
   std::string error;  // the loader's words where none was
   int version = 0;    // as the library says: major·10000 + minor·100 + patch
   std::string other;  // a file of another major that is there
+  int cuda = 0;       // CUDA it was made for, 13000 = 13.0; 0: it does not say
 };
 
 struct CardFacts {

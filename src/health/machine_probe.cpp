@@ -183,15 +183,20 @@ void probe_cards(Machine* m) {
 void probe_libraries(Machine* m) {
   const int major = m->driver.needed_version / 1000;
   const auto blas_name = [](int n) { return fmt::format("libcublasLt.so.{}", n); };
-  const Library blas(blas_name(major).c_str());
-  if (blas.ok()) {
-    m->blas.file = blas_name(major);
+  for (const std::string& file : ops::cublas_lt_files(m->driver.needed_version)) {
+    const Library blas(file.c_str());
+    if (!blas.ok()) {
+      if (m->blas.error.empty()) m->blas.error = blas.error();
+      continue;
+    }
+    m->blas.file = file;
     if (auto* version = blas.get<size_t()>("cublasLtGetVersion")) m->blas.version = static_cast<int>(version());
-  } else {
-    m->blas.error = blas.error();
+    if (auto* cuda = blas.get<size_t()>("cublasLtGetCudartVersion")) m->blas.cuda = static_cast<int>(cuda());
+    break;
+  }
+  if (m->blas.file.empty())
     for (int other = major + 2; other >= 10 && m->blas.other.empty(); --other)
       if (other != major && Library(blas_name(other).c_str()).ok()) m->blas.other = blas_name(other);
-  }
   if (m->cards.size() < 2) return;
   const Library nccl("libnccl.so.2");
   if (!nccl.ok()) m->nccl.error = nccl.error();

@@ -6,6 +6,13 @@ namespace ddtree::ops {
 
 std::string cuda_version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
+std::vector<std::string> cublas_lt_files(int cuda_version) {
+  const int major = cuda_version / 1000;
+  const std::string name = fmt::format("libcublasLt.so.{}", major);
+  return {name, fmt::format("/usr/local/cuda-{}/lib64/{}", cuda_version_text(cuda_version), name), "/usr/local/cuda/lib64/" + name,
+          fmt::format("/usr/local/cuda-{}/lib64/{}", major, name)};
+}
+
 Status check_driver(const DriverState& s) {
   if (s.driver_version == 0)
     return {Code::kUnavailable,

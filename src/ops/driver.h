@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
@@ -24,6 +25,9 @@ std::string cuda_version_text(int version);  // "13.0"
 // kUnavailable: no driver, too old a driver, no card, with what was found and what is needed; kTemporary: a driver that does not match its
 // kernel module, or cards that do not answer yet.
 Status check_driver(const DriverState& state);
+
+// Where cuBLASLt of that CUDA's major is looked for, in order: by the loader's own rules, then where toolkits are installed.
+std::vector<std::string> cublas_lt_files(int cuda_version);
 
 // Cards before compute capability 8.0 have no BF16 matrix units. kUnavailable for those, and for any that the build has no code for
 // (has_code false).

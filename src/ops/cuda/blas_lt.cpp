@@ -13,6 +13,7 @@
 #endif
 
 #include "ops/cuda/layout.h"
+#include "ops/driver.h"
 
 namespace ddtree::ops::cuda {
 
@@ -101,9 +102,8 @@ Result<std::unique_ptr<BlasLt>> BlasLt::open() {
   Library& l = *blas->library_;
   const std::string name = fmt::format("libcublasLt.so.{}", kMajor);
   std::string reason;
-  for (const std::string& folder : {std::string(), fmt::format("/usr/local/cuda-{}.{}/lib64/", kMajor, CUDART_VERSION % 1000 / 10),
-                                    std::string("/usr/local/cuda/lib64/"), fmt::format("/usr/local/cuda-{}/lib64/", kMajor)}) {
-    l.handle = dlopen((folder + name).c_str(), RTLD_NOW | RTLD_LOCAL);
+  for (const std::string& file : cublas_lt_files(CUDART_VERSION)) {
+    l.handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (l.handle) break;
     if (const char* why = dlerror(); reason.empty() && why) reason = why;
   }

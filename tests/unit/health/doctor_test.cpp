@@ -161,7 +161,9 @@ TEST_CASE("doctor: libraries", "[doctor]") {
   }
   SECTION("a file that is not what its name says") {
     m.blas.version = 120304;
-    check(only(m), "cublasLt", Verdict::kWarn, "says it is 12.3.4", "of major 13", "install cuBLAS 13");
+    check(only(m), "cublasLt", Verdict::kWarn, "is 12.3.4 for CUDA 12", "of major 13", "install cuBLAS 13");
+    m.blas.version = 130002, m.blas.cuda = 12080;  // what it was made for counts
+    check(only(m), "cublasLt", Verdict::kWarn, "is 13.0.2 for CUDA 12", "of major 13", "install cuBLAS 13");
   }
   SECTION("none") {
     m.blas = {};
