@@ -56,38 +56,6 @@ uint64_t seed() {
 }
 std::string seed_text() { return fmt::format("DDTREE_SEED={}", seed()); }
 
-HostWeight::HostWeight(Floats v, int64_t n, int64_t k, bool bf16) : values(std::move(v)) {
-  view.dtype = bf16 ? DType::kBf16 : DType::kF32;
-  view.shape = {n, k};
-  view.bytes = values.size() * (bf16 ? 2 : 4);
-  bytes = std::make_unique<std::byte[]>(view.bytes + 1);
-  std::byte* data = bytes.get() + 1;  // unaligned, as in a file
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (bf16) {
-      const uint16_t bits = float_to_bf16(values[i]);
-      values[i] = bf16_to_float(bits);
-      std::memcpy(data + 2 * i, &bits, 2);
-    } else {
-      std::memcpy(data + 4 * i, &values[i], 4);
-    }
-  }
-  view.data = data;
-}
-
-HostWeight::HostWeight(Random* random, int64_t n, int64_t k) {
-  const auto count = static_cast<size_t>(n * k);
-  view.dtype = DType::kBf16;
-  view.shape = {n, k};
-  view.bytes = count * 2;
-  bytes = std::make_unique_for_overwrite<std::byte[]>(view.bytes + 8);
-  for (size_t i = 0; i < count; i += 4) {  // four values of 64 random bits: sign and fraction, and two bits of exponent above 2^-8
-    const uint64_t b = random->bits();
-    const uint64_t word = (b & 0x807F807F807F807Fu) + 0x3B803B803B803B80u + (b & 0x0180018001800180u);
-    std::memcpy(bytes.get() + 2 * i, &word, 8);
-  }
-  view.data = bytes.get();
-}
-
 Twins::Twins(int64_t max_rows, int64_t max_positions, int64_t max_linear_inputs) {
   std::vector<std::unique_ptr<Backend>> cards = make_cards();
   backends_.push_back(std::make_unique<cpu::CpuBackend>(cpu::CpuOptions{.bfloat16_boundaries = true}));

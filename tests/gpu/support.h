@@ -11,55 +11,16 @@
 
 #include "base/bf16.h"
 #include "ops/backend.h"
+#include "support/op_values.h"
 
 namespace ddtree::ops::gpu_test {
 
-using Floats = std::vector<float>;
+using testing::Floats;
+using testing::HostWeight;
+using testing::Random;
 
 uint64_t seed();          // of this run: DDTREE_SEED, or a fresh one
 std::string seed_text();  // for INFO: how to run the same values again
-
-class Random {
- public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t bits() {  // splitmix64
-    uint64_t z = (state_ += 0x9E3779B97F4A7C15u);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-    return z ^ (z >> 31);
-  }
-  int32_t below(int64_t n) { return static_cast<int32_t>(bits() % static_cast<uint64_t>(n)); }
-  // About normal, within ±3.5: the sum of four uniform numbers.
-  float normal(float scale = 1.0f) {
-    const uint64_t b = bits();
-    const auto sum = static_cast<int32_t>((b & 0xFFFF) + (b >> 16 & 0xFFFF) + (b >> 32 & 0xFFFF) + (b >> 48));
-    return static_cast<float>(sum - 2 * 65535) * (1.7320508f / 65536.0f) * scale;
-  }
-  Floats normals(int64_t n, float scale = 1.0f) {
-    Floats v(static_cast<size_t>(n));
-    for (float& x : v) x = normal(scale);
-    return v;
-  }
-  Floats activations(int64_t n, float scale = 1.0f) {  // the same in float32 and BF16
-    Floats v(static_cast<size_t>(n));
-    for (float& x : v) x = round_to_bf16(normal(scale));
-    return v;
-  }
-
- private:
-  uint64_t state_;
-};
-
-// A checkpoint's tensor in memory. BF16 rounds the values.
-struct HostWeight {
-  HostWeight(Floats v, int64_t n, int64_t k, bool bf16);
-  // Random BF16 values of magnitudes 2^-8 … 2^-5, made fast: for matrices of hundreds of millions.
-  HostWeight(Random* random, int64_t n, int64_t k);
-  HostWeight(const HostWeight&) = delete;
-  Floats values;  // empty for the fast kind
-  std::unique_ptr<std::byte[]> bytes;
-  TensorView view;
-};
 
 // One thing on every backend, the CPU's first.
 template <class T>

@@ -13,25 +13,13 @@
 #include "base/bf16.h"
 #include "model/tensor.h"
 #include "ops/cpu/cpu_backend.h"
+#include "support/op_values.h"
 
 namespace ddtree::ops::test {
 
-using Floats = std::vector<float>;
-
-class Random {
- public:
-  explicit Random(uint32_t seed) : engine_(seed) {}
-  int32_t below(int64_t n) { return static_cast<int32_t>(engine_() % static_cast<uint64_t>(n)); }
-  float normal(float scale = 1.0f) { return scale * std::normal_distribution<float>()(engine_); }
-  Floats normals(int64_t n, float scale = 1.0f) {
-    Floats v(n);
-    for (float& x : v) x = normal(scale);
-    return v;
-  }
-
- private:
-  std::mt19937 engine_;
-};
+using testing::Floats;
+using testing::HostWeight;
+using testing::Random;
 
 inline std::vector<const cpu::Kernels*> all_kernels() {
   std::vector<const cpu::Kernels*> v{&cpu::portable_kernels()};
@@ -64,31 +52,6 @@ inline Floats get(const Tensor& t) {
   for (int64_t r = 0; r < t.rows; ++r) v.insert(v.end(), t.f32(r), t.f32(r) + t.cols);
   return v;
 }
-
-// Storage of a checkpoint tensor: BF16 (values rounded) or float32.
-struct HostWeight {
-  HostWeight(Floats v, int64_t n, int64_t k, bool bf16) : values(std::move(v)) {
-    view.dtype = bf16 ? DType::kBf16 : DType::kF32;
-    view.shape = {n, k};
-    bytes.resize(values.size() * (bf16 ? 2 : 4) + 1);
-    std::byte* data = bytes.data() + 1;  // unaligned, as in a file
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (bf16) {
-        const uint16_t bits = float_to_bf16(values[i]);
-        values[i] = bf16_to_float(bits);
-        std::memcpy(data + 2 * i, &bits, 2);
-      } else {
-        std::memcpy(data + 4 * i, &values[i], 4);
-      }
-    }
-    view.data = data;
-    view.bytes = bytes.size() - 1;
-  }
-  HostWeight(const HostWeight&) = delete;
-  Floats values;
-  std::vector<std::byte> bytes;
-  TensorView view;
-};
 
 // A forest with its arrays. Pages of a segment are scattered over the pool.
 struct Trees {
