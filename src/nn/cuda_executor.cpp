@@ -25,12 +25,16 @@ Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, Exe
   return std::unique_ptr<Executor>(std::move(*executor));
 }
 
-Status check_cuda_device(int device) { return ops::cuda::find_device(device).status(); }
-
 Result<std::unique_ptr<ops::Backend>> make_cuda_backend(int device) {
   auto backend = ops::cuda::CudaBackend::create({.device = device});
   if (!backend.ok()) return backend.status();
   return std::unique_ptr<ops::Backend>(std::move(*backend));
+}
+
+Result<CardMemory> card_memory(int device) {
+  const auto found = ops::cuda::find_device(device);
+  if (!found.ok()) return found.status();
+  return CardMemory{found->name, found->memory_bytes, found->free_bytes};
 }
 #else
 namespace {
@@ -38,9 +42,9 @@ Status no_engine() {
   return Status(Code::kUnavailable, "this build has no CUDA engine: nvcc was not found when it was made (DDTREE_CUDA=on insists on it)");
 }
 }  // namespace
-Status check_cuda_device(int) { return no_engine(); }
 Result<std::unique_ptr<ops::Backend>> make_cuda_backend(int) { return no_engine(); }
 Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair&, ExecutorOptions, int, bool) { return no_engine(); }
+Result<CardMemory> card_memory(int) { return no_engine(); }
 #endif
 
 }  // namespace ddtree

@@ -1,7 +1,9 @@
 // The executor on one CUDA card: BF16 weights and activations, float32 residual stream, state and accumulation.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "base/status.h"
 #include "model/pair.h"
@@ -15,10 +17,14 @@ namespace ddtree {
 Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, ExecutorOptions options, int device = 0,
                                                      bool portable = false);
 
-// Whether that would find its card, before any file is opened. The same errors; takes nothing of the card but a context.
-Status check_cuda_device(int device);
-
 // A card's backend by itself, for measurements below an executor. The same errors.
 Result<std::unique_ptr<ops::Backend>> make_cuda_backend(int device);
+
+// What a card's driver says of its memory, before anything is loaded. Errors as above.
+struct CardMemory {
+  std::string name;
+  int64_t total = 0, free = 0;  // bytes
+};
+Result<CardMemory> card_memory(int device);
 
 }  // namespace ddtree

@@ -5,6 +5,7 @@
 #include "health/phases.h"
 #include "server/admin_parts.h"
 #include "server/history_keeper.h"
+#include "server/serving_plan.h"
 
 namespace ddtree::admin {
 
@@ -120,6 +121,7 @@ Json status_json(Admin& admin) {
                              {"since", phase.since_ms ? Json(phase.since_ms) : Json()},
                              {"progress", phase.progress >= 0 ? Json(phase.progress) : Json()}}},
               {"model", serving ? model_json(serving->info) : Json()},
+              {"plan", serving && serving->plan ? Json::parse(plan_json(*serving->plan)) : Json()},
               {"engine", engine_json(service.snapshot(), options)},
               {"ladder", ladder_json(service.ladder())},
               {"live", std::move(live)},

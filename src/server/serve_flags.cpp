@@ -41,9 +41,10 @@ Status integer(const Given& g, int64_t low, int64_t high, int64_t* out) {
   int64_t n = 0;
   const char* end = g.value.data() + g.value.size();
   const auto [p, ec] = std::from_chars(g.value.data(), end, n);
+  const bool too_large = p == end && (ec == std::errc::result_out_of_range || n > high);
   if (ec != std::errc() || p != end || n < low || n > high)
-    return g.wrong(high == INT32_MAX ? fmt::format("must be a whole number of at least {}", low)
-                                     : fmt::format("must be a whole number from {} to {}", low, high));
+    return g.wrong(high == INT32_MAX && !too_large ? fmt::format("must be a whole number of at least {}", low)
+                                                   : fmt::format("must be a whole number from {} to {}", low, high));
   *out = n;
   return {};
 }
@@ -237,6 +238,18 @@ Status take_total_tokens(const Given& g, ServeConfig& c, Pending&) {
   return {};
 }
 
+// Elsewhere it bounds weights and K/V only, and what passes need comes on top.
+Status take_fraction(const Given& g, ServeConfig& c, Pending&) {
+  double v = 0;
+  const char* end = g.value.data() + g.value.size();
+  const auto [p, ec] = std::from_chars(g.value.data(), end, v);
+  if (ec != std::errc() || p != end || !(v > 0 && v <= 1)) return g.wrong("must be a number above 0 and at most 1");
+  c.service.mem_fraction = v;
+  if (g.flag == "--mem-fraction-static")
+    c.notes.push_back(fmt::format("{} {}: it bounds all memory of this server here, not weights and K/V alone", g.flag, g.value));
+  return {};
+}
+
 Status take_names(const Given& g, ServeConfig& c, Pending&) {
   if (g.value.empty()) return g.wrong("must not be empty");
   c.service.served_names.push_back(g.value);
@@ -339,8 +352,13 @@ const std::vector<Flag>& own_flags() {
       {{"--max-total-tokens"},
        "Capacity",
        "N",
-       "tokens in all KV pages (default: --max-running-requests times the context)",
+       "tokens in all KV pages (default: as many as fit, at most --max-running-requests times the context)",
        take_total_tokens},
+      {{"--mem-fraction-static", "--gpu-memory-utilization"},
+       "Capacity",
+       "SHARE",
+       "of the device's memory that the memory plan may come to, all of it (default: 0.95; ddtree plan shows it)",
+       take_fraction},
       {{"--kv-pages"}, "Capacity", "N", "the same in pages", whole(1, INT32_MAX, &C::service, &ServiceOptions::pages)},
       {{"--device"}, "Capacity", "cpu|cuda[:N]", "where the engine runs (default: cpu; cuda is right but not tuned yet)", take_device},
       {{"--load-format"},
@@ -479,21 +497,6 @@ const std::vector<Flag>& own_flags() {
        }},
   };
   return flags;
-}
-
-size_t edit_distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t up = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
-      diagonal = up;
-    }
-  }
-  return row[b.size()];
 }
 
 const Flag* find_own(const std::string& name) {

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdint>
@@ -21,12 +22,10 @@ const V kName{V::kName, 0, 0, {}};
 const V kCount{V::kWhole, 1, INT32_MAX, {}};        // at least one of something
 const V kCountOrNone{V::kWhole, 0, INT32_MAX, {}};  // 0: none
 const V kPositive{V::kAbove, 0, 1e9, {}};
-const V kShare{V::kAbove, 0, 1, {}};
 const V kPort{V::kWhole, 0, 65535, {}};
 V one_of(std::vector<const char*> words) { return {V::kOneOf, 0, 0, std::move(words)}; }
 
 const char* const kOneKernelSet = "this build has one set of kernels for its device; nothing to choose";
-const char* const kMemory = "memory is planned from --context-length and --max-running-requests; --max-total-tokens bounds it";
 const char* const kGraphs = "there are no CUDA graphs on the CPU; nothing to switch";
 const char* const kOneDevice = "this build runs on one device; leave it out (or give 1) and serve a model that fits there";
 const char* const kMetricsOn = "/metrics is always there";
@@ -48,7 +47,6 @@ const std::vector<F>& table() {
       {{"--fp8-gemm-backend"}, kValue, false, {}, kOneKernelSet, kName},
       {{"--moe-runner-backend"}, kValue, false, {}, kOneKernelSet, kName},
       {{"--speculative-moe-runner-backend"}, kValue, false, {}, kOneKernelSet, kName},
-      {{"--mem-fraction-static", "--gpu-memory-utilization"}, kValue, false, {}, kMemory, kShare},
       {{"--mamba-full-memory-ratio"},
        kValue,
        false,
@@ -275,6 +273,21 @@ const CompatFlag* find_compat(const std::string& name) {
     for (const char* n : f.names)
       if (name == n) return &f;
   return nullptr;
+}
+
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t up = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = up;
+    }
+  }
+  return row[b.size()];
 }
 
 std::vector<std::string> compat_flag_names() {

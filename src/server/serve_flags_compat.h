@@ -35,6 +35,7 @@ struct CompatFlag {
 };
 
 const CompatFlag* find_compat(const std::string& name);
+size_t edit_distance(const std::string& a, const std::string& b);  // letters to change, add or leave out
 std::vector<std::string> compat_flag_names();
 
 }  // namespace ddtree

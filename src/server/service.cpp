@@ -23,6 +23,7 @@
 #include "server/metrics.h"
 #include "server/recorder.h"
 #include "server/serving_loader.h"
+#include "server/serving_plan.h"
 #include "server/serving_smoke.h"
 #include "server/smoke_prompts.h"
 #include "server/watcher.h"
@@ -200,11 +201,7 @@ Status Service::Impl::load_engine(const std::string& trigger) {
     m.serving = *loaded;
   }
   const std::string devices = dump_json(Json{{"backend", (*loaded)->info.backend}, {"cores", std::thread::hardware_concurrency()}});
-  const EngineSnapshot s = (*loaded)->engine->snapshot();
-  const std::string plan = dump_json(Json{{"context_length", (*loaded)->info.context_length},
-                                          {"kv_pages", s.pages_total},
-                                          {"page_size", m.options.page_size},
-                                          {"state_slots", s.slots_total}});
+  const std::string plan = plan_json(*(*loaded)->plan);
   m.history.write([&m, devices, plan, mode = mode_name(m.options.engine.mode), drafter = (*loaded)->info.drafter](Store& store) {
     store.set_run_details(m.history.writing_run(), devices, plan, mode, drafter);
   });

@@ -21,6 +21,7 @@ namespace ddtree {
 
 class ChatTemplate;
 class Executor;
+struct MemoryPlan;    // engine/plan.h
 class HistoryKeeper;  // server/history_keeper.h
 class PhaseMachine;   // health/phases.h
 class Store;          // store/store.h
@@ -35,7 +36,8 @@ struct ServiceOptions {
   EngineOptions engine;
   bool mode_given = false;  // --speculative-algorithm was on the command line
   int32_t page_size = 32;
-  int32_t pages = 0;                  // 0: max_running × context length
+  int32_t pages = 0;                  // 0: as many as fit, at most max_running × context length
+  double mem_fraction = 0;            // of the device's memory that all this server takes may come to; 0: kDefaultFraction
   int threads = 0;                    // 0: all cores
   int cuda_device = -1;               // -1: the CPU engine
   std::string reasoning_parser;       // "": by the template; "none": off
@@ -119,6 +121,7 @@ struct Serving {
   std::string reasoning_parser, tool_parser;    // as resolved; "none": off
   bool always_include_usage = false;
   int64_t feature_width = 0, fc_input_width = 0;  // taps × hidden, and what the drafter takes; 0: no drafter
+  std::shared_ptr<const MemoryPlan> plan;         // that the engine was made by; null in tests that adopt() their own parts
   std::shared_ptr<void> owned;                    // what the pointers above point into
 };
 

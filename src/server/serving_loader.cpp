@@ -16,6 +16,7 @@
 #include "nn/cpu_executor.h"
 #include "nn/cuda_executor.h"
 #include "server/json.h"
+#include "server/serving_plan.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
 #include "text/tool_parser.h"
@@ -55,22 +56,6 @@ Json template_globals(const std::string& tokenizer_config) {
   return globals;
 }
 
-Status check_mode(const ServiceOptions& options, const LoadedPair& pair, EngineOptions* engine) {
-  if (!options.mode_given) engine->mode = pair.drafter ? SpeculationMode::kDdtree : SpeculationMode::kNone;
-  const bool needs_drafter = engine->mode == SpeculationMode::kDflash || engine->mode == SpeculationMode::kDdtree;
-  const std::string instead = pair.has_mtp() ? "this checkpoint has an MTP head, so NEXTN works too" : "NONE works without one";
-  if (needs_drafter && !pair.drafter)
-    return {Code::kUsage, fmt::format("--speculative-algorithm {} needs a drafter: give --speculative-draft-model-path DIR; {}",
-                                      mode_name(engine->mode), instead)};
-  if (engine->mode == SpeculationMode::kNextn && !pair.has_mtp())
-    return {Code::kUsage, fmt::format("--speculative-algorithm NEXTN needs an MTP head, which {} has not; {}", pair.name,
-                                      pair.drafter ? "DDTREE works with the drafter given" : "NONE works")};
-  if (pair.drafter && engine->block_size > pair.drafter->spec.block_size)
-    return {Code::kUsage, fmt::format("--speculative-dflash-block-size {} is more than this drafter's block of {}; give at most that",
-                                      engine->block_size, pair.drafter->spec.block_size)};
-  return {};
-}
-
 Result<std::string> read_text(const std::string& path) {
   std::error_code none;
   if (std::filesystem::is_directory(path, none))
@@ -95,7 +80,8 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   DDTREE_RETURN_IF_ERROR(
       phases.enter(Phase::kDevices, options.cuda_device < 0 ? "the CPU" : fmt::format("CUDA card {}", options.cuda_device)));
   // Before any file: who has no usable driver need not wait for a checkpoint's headers, nor mend its path first.
-  if (options.cuda_device >= 0) DDTREE_RETURN_IF_ERROR(check_cuda_device(options.cuda_device));
+  auto device = plan_device(options);
+  if (!device) return device.status();
   const std::string path = options.model_path.empty() ? std::string(kEmbeddedPair) : options.model_path;
   DDTREE_RETURN_IF_ERROR(phases.enter(Phase::kWeights, "reading " + path));
   auto pair = !options.model_config.empty()
@@ -124,30 +110,21 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   }
 
   EngineOptions engine = options.engine;
-  DDTREE_RETURN_IF_ERROR(check_mode(options, *pair, &engine));
-  const int64_t longest = pair->spec.max_positions;
-  if (engine.context_length <= 0) engine.context_length = static_cast<int32_t>(longest);
-  if (engine.context_length > longest)
-    return {Code::kUsage, fmt::format("--context-length {} is more than the {} positions of this model; give at most that",
-                                      engine.context_length, longest)};
+  DDTREE_RETURN_IF_ERROR(settle_mode(options, pair->drafter ? &pair->drafter->spec : nullptr, pair->has_mtp(), pair->name, &engine));
   engine.eos_ids = pair->defaults.eos_ids;
+  auto footprint = PairFootprint::of(*pair, device->kind, options.threads);
+  if (!footprint) return footprint.status();
+  auto planned = plan_memory(*footprint, memory_request(options, engine, *device));
+  if (!planned) return planned.status();
+  for (const std::string& line : plan_table(*planned)) log::info("  {}", line);
+  if (const Status s = refusal(*planned); !s.ok()) return Status(s.code(), fmt::format("{} {}", pair->name, s.message()));
+  const auto plan = std::make_shared<const MemoryPlan>(std::move(*planned));
+  engine.context_length = plan->request.engine.context_length;
 
-  phases.progress(Phase::kWeights, 0, "taking memory");
-  ExecutorOptions executor;
-  executor.page_size = options.page_size;
-  // NEXTN drafts may write a few positions past the end.
-  const int32_t pages_each = (engine.context_length + engine.nextn_steps + options.page_size - 1) / options.page_size;
-  executor.pages = options.pages > 0 ? options.pages : pages_each * engine.max_running;
-  if (executor.pages < pages_each)
-    return {Code::kUsage, fmt::format("--kv-pages {} hold {} tokens, less than --context-length {}; give at least {}", executor.pages,
-                                      static_cast<int64_t>(executor.pages) * options.page_size, engine.context_length, pages_each)};
-  executor.slots = engine.max_running + 1;  // one for texts that are scored (Engine::score)
+  phases.progress(Phase::kWeights, 0, "taking memory: " + plan_sentence(*plan));
+  ExecutorOptions executor = plan->executor;
   executor.threads = options.threads;
   executor.real_vocab = parts->tokenizer->id_count();
-  // A fixed budget on every sequence at once, beside a prefill chunk; `auto` shares what there is.
-  const int32_t tentative = engine.budget > 0 ? engine.max_running * (engine.budget + 1) : 0;
-  executor.max_logit_rows = std::max(512, tentative);
-  executor.max_rows = std::max(512, engine.prefill_chunk + tentative);
   executor.loading.progress = [&phases, told = 0.0](const ops::LoadProgress& p) mutable {
     if (p.bytes == p.total) {
       log::info("weights: {} loaded in {:.1f} s, {}", gigabytes(p.total), p.seconds, rate(p));
@@ -204,6 +181,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   if (auto f = reasoning_format(serving->reasoning_parser); !f) return Status(Code::kUsage, "--reasoning-parser: " + f.status().message());
   if (auto f = tool_format(serving->tool_parser); !f) return Status(Code::kUsage, "--tool-call-parser: " + f.status().message());
   serving->always_include_usage = options.always_include_usage;
+  serving->plan = plan;
   serving->owned = parts;
   return std::shared_ptr<const Serving>(std::move(serving));
 }

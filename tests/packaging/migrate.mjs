@@ -56,7 +56,7 @@ test('showing writes nothing; applying keeps the old unit; rolling back brings b
   const shown = ddtree(['install', '--from-unit', unit]);
   assert.equal(shown.status, 0, shown.err);
   assert.match(shown.out, /Nothing was written\. --apply replaces the unit/);
-  assert.match(shown.out, /dropped {2}--mem-fraction-static 0\.85\n +memory is planned from/);
+  assert.match(shown.out, /changed {2}--mem-fraction-static 0\.85\n +it bounds all memory/);
   assert.deepEqual(readdirSync(folder), ['sglang.service']);
   assert.deepEqual(print(unit), before);
 

@@ -135,6 +135,10 @@ TEST_CASE("the flags agree with each other or say why not") {
   CHECK(good("--speculative-ddtree-budget auto").service.engine.budget == 0);
   CHECK(good("--max-total-tokens 4096 --page-size 64").service.pages == 64);
   CHECK(good("--page-size 64 --max-total-tokens 4096").service.pages == 64);
+  // Numbers that are too large are told where the end is.
+  CHECK_THAT(refused("--max-total-tokens 999999999999"), ContainsSubstring("from 1 to 2147483647"));
+  CHECK_THAT(refused("--max-total-tokens 99999999999999999999999"), ContainsSubstring("from 1 to 2147483647"));
+  CHECK_THAT(refused("--max-total-tokens x"), ContainsSubstring("at least 1"));
   CHECK(good("--served-model-name a b --served-model-name c").service.served_names == std::vector<std::string>{"a", "b", "c"});
   CHECK(good("--max-body-size 1MiB").http.max_body == 1u << 20);
   CHECK(good("--max-body-size 2048").http.max_body == 2048);
@@ -241,6 +245,10 @@ TEST_CASE("values of flags that mean nothing here are checked all the same") {
   }
   CHECK_THAT(refused("--mem-fraction-static 1.01"), ContainsSubstring("a number above 0 and at most 1"));
   CHECK_THAT(refused("--mem-fraction-static 0"), ContainsSubstring("above 0"));
+  CHECK_THAT(refused("--gpu-memory-utilization nan"), ContainsSubstring("above 0"));
+  CHECK(good("--mem-fraction-static 0.85").service.mem_fraction == 0.85);
+  CHECK(noted(good("--mem-fraction-static 0.85"), "--mem-fraction-static 0.85"));
+  CHECK(good("--gpu-memory-utilization 0.9").notes.empty());  // vLLM's means the same
   CHECK_THAT(refused("--dtype int3"), ContainsSubstring("bfloat16, float16, float32, half or float"));
   CHECK_THAT(refused("--cuda-graph-bs 1 2 x"), ContainsSubstring("each"));
   CHECK_THAT(refused("--tp-size 0"), ContainsSubstring("at least 1"));

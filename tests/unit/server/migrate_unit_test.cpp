@@ -104,6 +104,8 @@ TEST_CASE("a plain unit: flags by the server's own rules, everything else kept o
                          "/srv/models/Qwen3.6-27B-DFlash",
                          "--speculative-num-draft-tokens",
                          "16",
+                         "--mem-fraction-static",
+                         "0.85",
                          "--chunked-prefill-size",
                          "8192",
                          "--host",
@@ -121,15 +123,15 @@ TEST_CASE("a plain unit: flags by the server's own rules, everything else kept o
   // The server takes what is written, and its remarks are the reasons given here.
   auto config = parse_serve_flags(Words(command.begin() + 2, command.end()));
   REQUIRE(config);
-  REQUIRE(config->notes.size() == 1);
+  REQUIRE(config->notes.size() == 2);
   const UnitDifference* chunk = find(m.flags, "--chunked-prefill-size 8192");
   REQUIRE(chunk);
   CHECK(chunk->kind == Kind::kChanged);
-  CHECK_THAT(config->notes[0], ContainsSubstring(chunk->reason));
   const UnitDifference* memory = find(m.flags, "--mem-fraction-static 0.85");
   REQUIRE(memory);
-  CHECK(memory->kind == Kind::kDropped);
-  CHECK_THAT(memory->reason, ContainsSubstring("--context-length"));
+  CHECK(memory->kind == Kind::kChanged);
+  CHECK_THAT(config->notes[0], ContainsSubstring(memory->reason));
+  CHECK_THAT(config->notes[1], ContainsSubstring(chunk->reason));
   CHECK(find(m.flags, "--device cuda")->kind == Kind::kAdded);
 
   const UnitFile unit = parsed(m);
