@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 #include <iostream>
+#include <system_error>
 
 #include "base/status.h"
 #include "cli/command.h"
@@ -14,9 +15,15 @@ std::vector<Command>& commands() {
 }
 
 // Output that never arrived is no success, whatever the command: a script would go on with half a file.
-static int written(const char* command, int code) {
-  std::cout.flush();
-  if ((std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good()) || code != 0) return code;
+static int written(const char* command, int (*run)(int, char**), int argc, char** argv) {
+  try {
+    const int code = run(argc, argv);
+    std::cout.flush();
+    if ((std::fflush(stdout) == 0 && !std::ferror(stdout) && std::cout.good()) || code != 0) return code;
+  } catch (const std::system_error&) {
+    // fmt::print: more was written than stdio's buffer holds.
+    if (!std::ferror(stdout)) throw;
+  }
   std::fprintf(stderr, "ddtree %s: the output could not be written: standard output is closed, or its disk is full\n", command);
   return exit_code(Code::kUnavailable);
 }
@@ -38,7 +45,7 @@ int main(int argc, char** argv) {
     return std::printf("ddtree %s\n", DDTREE_VERSION), 0;
   if (argc < 2) return help(stderr), 64;
   for (const auto& c : all)
-    if (!std::strcmp(c.name, argv[1])) return ddtree::cli::written(c.name, c.run(argc - 1, argv + 1));
+    if (!std::strcmp(c.name, argv[1])) return ddtree::cli::written(c.name, c.run, argc - 1, argv + 1);
   std::fprintf(stderr, "ddtree: no command '%s'; ddtree --help lists them\n", argv[1]);
   return 64;
 }

@@ -39,6 +39,7 @@ test('output that cannot be written is 69, whatever the command', () => {
     [['smoke', '--list'], ''],
     [['bench', '--modes', 'none', '--streams', '1', '--kinds', 'code', '--repeat', '1', '--max-tokens', '2'], ''],
     [['serve', '--help'], ''],
+    [['install', '--from-unit', join(import.meta.dirname, '../data/units/plain.service')], ''],  // more than stdio's buffer holds
   ];
   for (const [args, input] of commands) {
     assert.equal(run(args, { input }).status, 0, args.join(' '));
