@@ -23,6 +23,7 @@ namespace {
 
 constexpr auto kTell = std::chrono::milliseconds(100);
 constexpr int64_t kAlign = 64;  // of buffers, and the least size of one
+constexpr int64_t kRows = 32;   // rows that stay together where a buffer holds so many: a panel of the CPU's layout
 
 // One read: a tensor and everyone who wants it in one form.
 struct Source {
@@ -73,7 +74,11 @@ class Run {
       const LoadItem& item = *sources_[s].items.front();
       // Narrow elements are widened where they lie: they are read to the buffer's end and written from its begin.
       int64_t most = buffer_bytes_ / std::max<int64_t>(element_bytes(item.element), static_cast<int64_t>(dtype_size(item.from.dtype)));
-      if (most > sources_[s].row) most -= most % sources_[s].row;
+      for (const int64_t whole : {kRows * sources_[s].row, sources_[s].row})
+        if (most > whole) {
+          most -= most % whole;
+          break;
+        }
       const int64_t elements = item.from.elements();
       total_ += static_cast<int64_t>(item.from.bytes);
       for (int64_t first = 0; first < elements; first += most)
