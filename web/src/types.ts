@@ -202,11 +202,29 @@ export interface ServiceRun {
   errors: number;
 }
 
+export interface MemoryPlan {
+  device: string;
+  memory_mib: number;
+  mem_fraction: number;
+  limit_mib: number;
+  need_mib: number;
+  left_mib: number;
+  pinned_host_mib: number;
+  context_length: number;
+  max_running: number;
+  kv_pages: number;
+  page_size: number;
+  kv_tokens: number;
+  state_slots: number;
+  pass_rows: number;
+  rows: { name: string; label: string; mib: number; detail: string }[];
+}
+
 export interface RunDetail extends ServiceRun {
   phases: RunPhase[];
   devices: unknown; // as recorded
   flags: unknown;
-  plan: unknown;
+  plan: unknown; // a MemoryPlan; older versions recorded other members
 }
 
 export interface RunPage {

@@ -1,6 +1,7 @@
 import { useState } from "preact/hooks";
 import { usePolled } from "../api.ts";
 import { ago, clock, count, day, duration, integer, moment } from "../format.ts";
+import { PlanTable, isMemoryPlan } from "../plan.tsx";
 import { href, route } from "../route.ts";
 import { Timeline, TimelineLegend, isLadder } from "../timeline.tsx";
 import type { EventPage, RunDetail, ServiceRun, Timeline as TimelineData } from "../types.ts";
@@ -154,7 +155,7 @@ function RunPanel({ id, now, inLine }: { id: number; now: number; inLine: Timeli
       </Panel>
       {run.plan != null && (
         <Panel title="Memory plan">
-          <Recorded value={run.plan} />
+          {isMemoryPlan(run.plan) ? <PlanTable plan={run.plan} /> : <Recorded value={run.plan} />}
         </Panel>
       )}
       {run.devices != null && (
