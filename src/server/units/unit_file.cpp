@@ -51,12 +51,14 @@ Result<UnitFile> UnitFile::parse(const std::string& text, const std::string& pat
   int line = 0, begin = 0;
   bool open = false;  // the line before ended in a backslash
   const auto wrong = [&](const std::string& what) { return Status(Code::kUsage, fmt::format("{}:{}: {}", path, begin, what)); };
-  for (size_t at = 0; at < text.size();) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";  // systemd skips it, too
+  for (size_t at = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());
     std::string raw = text.substr(at, end - at);
     at = end + 1;
     ++line;
     if (!raw.empty() && raw.back() == '\r') raw.pop_back();
+    if (raw.find('\0') != std::string::npos) return begin = line, wrong("holds a NUL byte, which ends the line for systemd");
     const std::string bare = trimmed(raw);
     if (!bare.empty() && (bare[0] == '#' || bare[0] == ';')) continue;  // also between continued lines
     if (!open) {

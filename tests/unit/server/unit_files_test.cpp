@@ -164,3 +164,12 @@ TEST_CASE("scripts: broken ones end in words, never in a crash", "[units]") {
     if (!unit) CHECK_FALSE(unit.status().message().empty());
   }
 }
+
+TEST_CASE("a byte order mark is skipped, a NUL byte refused with its line", "[units]") {
+  auto marked = UnitFile::parse("\xEF\xBB\xBF[Service]\nExecStart=/bin/true\n", "x.service");
+  REQUIRE(marked);
+  CHECK(marked->value("Service", "ExecStart") == "/bin/true");
+  auto cut = UnitFile::parse(std::string("[Service]\n# fine\nExecStart=/bin/a\0b\n", 36), "x.service");
+  REQUIRE_FALSE(cut);
+  CHECK(cut.status().message() == "x.service:3: holds a NUL byte, which ends the line for systemd");
+}
