@@ -25,6 +25,7 @@
 #include "cli/command.h"
 #include "cli/local_engine.h"
 #include "health/phases.h"
+#include "nn/synthetic_executor.h"
 #include "server/serving_loader.h"
 #include "spec/cost.h"
 #include "text/chat_template.h"
@@ -46,6 +47,8 @@ const char* const kHelp =
     "  --repeat N           times each cell is run; the median counts (default: 3)\n"
     "  --max-tokens N       of each answer (default: 128)\n"
     "  --temperature X      (default: 0, greedy)\n"
+    "  --synthetic-acceptance MEAN  the target's choices are drawn so that a chain of a whole block emits MEAN tokens a round: speed with\n"
+    "                       weights that mean nothing (--load-format dummy). The text is none; the figures are marked\n"
     "  --only modes|stages|load  (default: modes; on a card stages too)\n\n"
     "Stages of a round by themselves, beside the time of reading the weights: a plain step, a draft, a tree's verification by rows, a "
     "round.\n\n"
@@ -68,6 +71,7 @@ struct Options {
   std::vector<std::string> kinds;
   int32_t repeat = 3, max_tokens = 128;
   float temperature = 0;
+  double synthetic = 0;  // mean tokens a round; 0: the pair's own
   bool json = false;
   LoadBenchOptions load;
   std::string only;  // "modes", "stages", "load"; empty: modes, and on a card stages too
@@ -155,6 +159,12 @@ std::vector<OwnFlag> own_flags(Options& o) {
           {"--readers", true, whole("--readers", 1, 256, o.load.readers)},
           {"--dir", true, [&o](const std::string& v) { return o.load.folder = v, Status(); }},
           {"--keep", false, [&o](const std::string&) { return o.load.keep = true, Status(); }},
+          {"--synthetic-acceptance", true,
+           [&o](const std::string& v) -> Status {
+             auto n = number_of("--synthetic-acceptance", v, 1.01, 256);
+             if (!n) return n.status();
+             return o.synthetic = *n, Status();
+           }},
           {"--only", true,
            [&o](const std::string& v) -> Status {
              if (v != "modes" && v != "stages" && v != "load")
@@ -196,6 +206,7 @@ Result<Run> time_requests(Engine& engine, const std::vector<std::vector<int32_t>
     r.sampling.temperature = o.temperature;
     r.sampling.seed = static_cast<uint64_t>(i) + 1;
     r.sampling.seed_given = true;
+    r.ignore_eos = o.synthetic > 0;  // choices are drawn: an end would be chance
     r.mode = mode.mode;
     r.budget = mode.budget;
     const auto id = engine.submit(std::move(r), [&](Delta&& d) {
@@ -338,8 +349,22 @@ int bench(int argc, char** argv) {
   // Rows for the largest fixed budget on every stream: a mode that is cut for want of rows would be another mode.
   for (const ModeChoice& m : o.modes) service.engine.budget = std::max(service.engine.budget, m.budget);
   if (o.modes.empty()) service.engine.budget = 64;
+  Status refused;
+  if (o.synthetic > 0) {
+    if (o.temperature > 0)
+      return fail("bench", {Code::kUsage, "--synthetic-acceptance draws the target's choices itself: it needs --temperature 0"});
+    service.wrap_executor = [&](std::unique_ptr<Executor> inner) -> std::unique_ptr<Executor> {
+      if (const double most = SyntheticExecutor::most(*inner); o.synthetic >= most) {
+        refused = {Code::kUsage, fmt::format("--synthetic-acceptance {}: a block of this pair emits at most {} tokens; less is needed",
+                                             o.synthetic, most)};
+        return inner;
+      }
+      return std::make_unique<SyntheticExecutor>(std::move(inner), o.synthetic);
+    };
+  }
   PhaseMachine phases;
   auto loaded = load_serving(service, phases);
+  if (!refused.ok()) return fail("bench", refused);
   if (!loaded) return fail("bench", loaded.status());
   const Serving& serving = **loaded;
   if (serving.chat_template == nullptr)
@@ -402,12 +427,15 @@ int bench(int argc, char** argv) {
               {"backend", serving.info.backend},
               {"temperature", o.temperature},
               {"max_tokens", o.max_tokens},
+              {"synthetic_acceptance", o.synthetic > 0 ? Json(o.synthetic) : Json(nullptr)},
               {"repeat", o.repeat},
               {"streams", Json::array()}};
   if (!o.json)
     fmt::print("{}{}, {} prompts of {} kinds, up to {} tokens each, T {}, median of {}\n", serving.info.path,
                serving.info.has_drafter ? " with drafter" : "", bench_prompts().size(), kinds.size(), o.max_tokens, o.temperature,
                o.repeat);
+  if (!o.json && o.synthetic > 0)
+    fmt::print("SYNTHETIC ACCEPTANCE: the target's choices are drawn for {} tokens a round of a chain; only times are real\n", o.synthetic);
   for (int32_t streams : o.streams) {
     std::vector<Row> rows;
     for (size_t m = 0; m < o.modes.size(); ++m) rows.push_back(summarise(o.modes[m], cells[streams][m], streams, costs));
