@@ -253,9 +253,9 @@ Status refusal(const MemoryPlan& plan) {
   const auto mib = [](int64_t bytes) { return with_commas((bytes + kMiB - 1) / kMiB); };
   std::string text = fmt::format(
       "does not fit: at least {} MiB are needed (weights {}, KV pages of {} tokens {}, the rest {}), and {} may be used "
-      "(--mem-fraction-static {:.2f} of the {} MiB of {})",
+      "(--mem-fraction-static {} of the {} MiB of {})",
       mib(plan.need), mib(weights), with_commas(plan.kv_tokens()), mib(pages), mib(plan.need - weights - pages),
-      with_commas(plan.limit / kMiB), r.fraction, with_commas(r.memory / kMiB), r.device_name);
+      with_commas(plan.limit / kMiB), fraction_text(r.fraction), with_commas(r.memory / kMiB), r.device_name);
   text += fmt::format(". {} fits", plan.cures.front().text);
   for (size_t i = 1; i < std::min<size_t>(plan.cures.size(), 3); ++i) text += fmt::format("; so does {}", plan.cures[i].text);
   return {Code::kDoesNotFit, text};

@@ -70,6 +70,7 @@ std::string plan_sentence(const MemoryPlan& plan);
 std::vector<PlanRow> plan_rows(const PairFootprint& footprint, const MemoryRequest& request, const ExecutorOptions& executor,
                                const ops::MemoryLedger& ledger);
 std::string with_commas(int64_t n);
-std::string mib_text(int64_t bytes);  // "1,234.5"
+std::string mib_text(int64_t bytes);         // "1,234.5"
+std::string fraction_text(double fraction);  // "0.90"; as it is where it has more digits
 
 }  // namespace ddtree

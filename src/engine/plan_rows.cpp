@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "engine/plan.h"
@@ -44,6 +45,11 @@ std::string with_commas(int64_t n) {
 std::string mib_text(int64_t bytes) {
   const int64_t tenths = (bytes * 10 + (bytes < 0 ? -kMiB / 2 : kMiB / 2)) / kMiB;
   return fmt::format("{}.{}", with_commas(tenths / 10), std::abs(tenths % 10));
+}
+
+std::string fraction_text(double fraction) {
+  const double hundredths = fraction * 100;
+  return std::abs(hundredths - std::round(hundredths)) < 1e-6 ? fmt::format("{:.2f}", fraction) : fmt::format("{:g}", fraction);
 }
 
 std::vector<PlanRow> plan_rows(const PairFootprint& footprint, const MemoryRequest& request, const ExecutorOptions& e,
@@ -114,7 +120,7 @@ std::vector<std::string> plan_table(const MemoryPlan& plan) {
   const MemoryRequest& r = plan.request;
   out.push_back(fmt::format("{:<26} {:>12}", "", "MiB"));
   for (const PlanRow& row : plan.rows) line(row.label, row.bytes, row.detail);
-  line("sum", plan.need, fmt::format("{} may be used: {:.2f} of {}", mib_text(plan.limit), r.fraction, r.device_name));
+  line("sum", plan.need, fmt::format("{} may be used: {} of {}", mib_text(plan.limit), fraction_text(r.fraction), r.device_name));
   line(plan.left() >= 0 ? "left" : "short of", std::abs(plan.left()), fmt::format("of {}", mib_text(r.memory)));
   if (plan.pinned > 0) line("pinned host memory", plan.pinned, "beside it");
   out.push_back(fmt::format("{} sequences at once, {} tokens each; {} KV pages of {} hold {} tokens", r.engine.max_running,

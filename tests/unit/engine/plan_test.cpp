@@ -286,4 +286,6 @@ TEST_CASE("the table shows each row, the sum and what is left") {
   CHECK(mib_text(1234 * kMiB + kMiB / 2) == "1,234.5");
   CHECK(mib_text(-kMiB) == "-1.0");
   CHECK(with_commas(-1234567) == "-1,234,567");
+  CHECK(fraction_text(0.9) == "0.90");
+  CHECK(fraction_text(0.0001) == "0.0001");
 }
