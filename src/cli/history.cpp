@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/terminal.h"
 #include "server/admin_parts.h"
 #include "server/history_compare.h"
 #include "store/store.h"
@@ -141,12 +142,6 @@ std::string figure(const Json& value, int digits = 2) {
   if (value.is_number_float()) return fmt::format("{:.{}f}", value.get<double>(), digits);
   if (value.is_number()) return std::to_string(value.get<int64_t>());
   return value.is_string() ? value.get<std::string>() : value.dump();
-}
-// What came from outside must not move the cursor or change colours.
-std::string plain(const std::string& text) {
-  std::string out;
-  for (const char c : text) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7F ? ' ' : c;
-  return out;
 }
 size_t columns_of(const std::string& text) {  // characters, near enough to columns for what is shown here
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));

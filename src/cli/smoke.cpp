@@ -18,6 +18,7 @@
 
 #include "base/log.h"
 #include "cli/command.h"
+#include "cli/terminal.h"
 #include "health/phases.h"
 #include "health/smoke_junit.h"
 #include "server/openai_subject.h"
@@ -72,7 +73,7 @@ std::string help() {
 }
 
 int fail(const Status& status) {
-  std::fprintf(stderr, "ddtree smoke: %s\n", status.message().c_str());
+  std::fprintf(stderr, "ddtree smoke: %s\n", plain(status.message()).c_str());
   return exit_code(status.code() == Code::kInvalidArgument ? Code::kUsage : status.code());
 }
 
@@ -161,7 +162,7 @@ std::string figure_text(const SmokeCheckResult& check) {
 
 void print_check(const SmokeCheckResult& check) {
   fmt::print("{:<4}  {:<13}  {:<6}  {:<22}  {:>24}  {:>9}  {}\n", smoke_verdict_name(check.verdict), check.name, check.mode, check.input_id,
-             figure_text(check), fmt::format("{:.0f} ms", check.milliseconds), check.message);
+             figure_text(check), fmt::format("{:.0f} ms", check.milliseconds), plain(check.message));
   std::fflush(stdout);
 }
 
@@ -230,7 +231,7 @@ int run(const Options& o, SmokeSetup& setup, SmokeRun row, Store* store, const s
   SmokeOptions options = o.smoke;
   const bool table = !o.json && o.junit != "-";
   if (table) {
-    fmt::print("{}\n\n", title);
+    fmt::print("{}\n\n", plain(title));
     options.progress = [](const SmokeCheckResult& check, int, int) { print_check(check); };
   }
   if (!o.prompts.empty()) {
@@ -263,8 +264,8 @@ int run(const Options& o, SmokeSetup& setup, SmokeRun row, Store* store, const s
     if (report.tokens_per_second > 0) fmt::print("; {:.0f} tokens/s", report.tokens_per_second);
     if (report.acceptance > 0) fmt::print(", {:.2f} tokens a round", report.acceptance);
     fmt::print("\n");
-    if (!report.message.empty()) fmt::print("{}\n", report.message);
-    if (!report.warning.empty()) fmt::print("warning: {}\n", report.warning);
+    if (!report.message.empty()) fmt::print("{}\n", plain(report.message));
+    if (!report.warning.empty()) fmt::print("warning: {}\n", plain(report.warning));
   }
   std::fflush(stdout);
   if (interrupted) return 130;

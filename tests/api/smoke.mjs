@@ -421,6 +421,21 @@ d.commit()`;
   });
 });
 
+test('what a server says cannot move the cursor or change colours of the terminal', async () => {
+  const nasty = '\u001b[31mred\u0007\u009b2J\n';
+  const server = http.createServer((request, response) => {
+    response.setHeader('content-type', 'application/json');
+    response.statusCode = request.url.endsWith('/models') ? 200 : 500;
+    response.end(JSON.stringify(request.url.endsWith('/models') ? { object: 'list', data: [{ id: nasty }] } : { error: { message: nasty } }));
+  }).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const r = await smoke(['--url', `http://127.0.0.1:${server.address().port}`, '--answer-seconds', '5', '--total-seconds', '20']);
+  server.close();
+  assert.equal(r.code, 70, r.err);
+  assert.match(r.out, /model +\[31mred/);
+  assert.doesNotMatch(r.out + r.err, /[\u0000-\u0009\u000b-\u001f\u007f-\u009f]/);
+});
+
 describe('an engine of its own', () => {
   test('what keeps the suite from beginning is in the JUnit file and the JSON too', async () => {
     const taken = net.createServer((c) => c.destroy()).listen(0, '127.0.0.1');
