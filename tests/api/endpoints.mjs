@@ -358,3 +358,10 @@ test('/metrics counts tokens and drafts, and gauges fall back to zero', async ()
   assert.equal(await server.metric('spec_decode_num_drafts_total') - drafts, r.metrics.speculative_decoding.num_spec_steps);
   await server.idle();
 });
+
+test('/metrics names counters _total and nothing else so, as Prometheus\'s conventions have it', async () => {
+  const types = [...(await server.get('/metrics')).text.matchAll(/^# TYPE (ddtree:\S+) (\S+)$/gm)];
+  assert.ok(types.length > 40);
+  assert.equal(new Set(types.map((t) => t[1])).size, types.length, 'a name twice');
+  for (const [, name, type] of types) assert.equal(name.endsWith('_total'), type === 'counter', `${name} is a ${type}`);
+});
