@@ -6,7 +6,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, test } from 'node:test';
-import { Server, binary } from './support/server.mjs';
+import { Server, binary, eventually } from './support/server.mjs';
 
 const scratch = mkdtempSync(join(tmpdir(), 'ddtree-plan-'));
 after(() => rmSync(scratch, { recursive: true, force: true }));
@@ -63,8 +63,9 @@ test('a service follows the plan of the same flags, shows it and keeps it', asyn
     assert.deepEqual(status.plan, planned);
     assert.equal(status.engine.pages_total, planned.kv_pages);
     assert.equal(status.engine.slots_total, planned.state_slots);
-    const run = (await server.get(`/admin/api/runs/${status.run_id}`)).body;
-    assert.deepEqual(run.plan, planned);
+    // The history is written a moment later.
+    const kept = await eventually('the run has its plan', async () => (await server.get(`/admin/api/runs/${status.run_id}`)).body.plan, 30);
+    assert.deepEqual(kept, planned);
   } finally {
     await server.stop();
   }
