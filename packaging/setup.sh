@@ -25,7 +25,9 @@ systemd debootstrap shellcheck man-db"
 
 stamp=$deps/stamp.$what
 want=$({ cat packaging/setup.sh web/package-lock.json tests/clients/package-lock.json tests/web/package-lock.json 2>/dev/null || true; } | sha256sum | cut -d" " -f1)
-[ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && exit 0
+# What npm brings lies outside .deps: a folder that was removed, or a .deps that came without it, is set up again.
+npm_there() { [ -d web/node_modules ] && { [ "$what" != test ] || { [ -d tests/clients/node_modules ] && [ -d tests/web/node_modules ]; }; }; }
+[ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && npm_there && exit 0
 
 command -v apt-get >/dev/null || die "this set-up knows Debian's apt only; packaging/setup.sh lists what is needed"
 

@@ -357,6 +357,13 @@ Result<Json> read(Store& store, const Wanted& w) {
       if (item[time].get<int64_t>() >= w.since_ms) kept.push_back(std::move(item));
     *list = std::move(kept);
   };
+  if (w.run_id > 0) {
+    if (w.view == "runs") return Status(Code::kUsage, "--run narrows events, requests, acceptance and smoke; runs shows every start");
+    auto run = store.run(w.run_id);
+    if (!run) return run.status();
+    if (!run->has_value())
+      return Status(Code::kUsage, fmt::format("--run {}: there is no start {} in {}", w.run_id, w.run_id, store.path()));
+  }
   if (w.view == "runs" && !w.ids.empty()) {
     std::vector<admin::RunFigures> runs;
     for (const int64_t id : w.ids) {

@@ -34,6 +34,9 @@ double rounded(double value, double step) { return std::isfinite(value) ? std::r
 }  // namespace
 
 Json run_json(const ServiceRun& run, int64_t current_run) {
+  const std::string_view state = run_state(run, current_run);
+  // A killed server wrote no end: its last sign of life is one.
+  const int64_t ended = run.ended_ms == 0 && state == "crashed" ? run.heartbeat_ms : run.ended_ms;
   return Json{{"id", run.id},
               {"version", run.version},
               {"host", run.host},
@@ -44,8 +47,8 @@ Json run_json(const ServiceRun& run, int64_t current_run) {
               {"started", run.started_ms},
               {"ready", time_or_null(run.ready_ms)},
               {"heartbeat", time_or_null(run.heartbeat_ms)},
-              {"ended", time_or_null(run.ended_ms)},
-              {"state", run_state(run, current_run)},
+              {"ended", time_or_null(ended)},
+              {"state", state},
               {"end_reason", run.end_reason},
               {"exit_code", run.exit_code >= 0 ? Json(run.exit_code) : Json()},
               {"smoke", run.smoke},

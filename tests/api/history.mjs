@@ -41,7 +41,8 @@ test('ddtree history reads beside the server, as text and as the API\'s JSON', a
   assert.deepEqual(runs[0].phases.map((p) => p.phase), (await admin('runs/1')).phases.map((p) => p.phase));
   assert.equal(json('requests', '--since', '1m').total, 5);
   assert.equal(json('requests', '--since', '2999-01-01').total, 0);
-  assert.equal(json('requests', '--run', '7').total, 0);
+  assert.equal(json('requests', '--run', '1').total, 5);
+  for (const view of ['requests', 'events', 'acceptance', 'smoke', 'runs']) assert.equal(history(view, '--run', '7', ...at).status, 64, view);
   assert.ok(Array.isArray(json('events').events));
 
   const text = (...args) => {

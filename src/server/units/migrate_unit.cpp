@@ -478,7 +478,7 @@ class Migrator {
     if (const CompatFlag* cache = find_compat("--enable-prefix-caching"); cache && !given({"--disable-radix-cache"}))
       out_.notes.push_back(cache->instead);
     if (secret_) out_.notes.push_back("--api-key is on the command line, as before: every user of the machine can read it there");
-    if (!unread_.empty()) out_.notes.push_back(unread_ + " cannot be read by this user: variables in it were not judged");
+    if (!unread_.empty()) out_.notes.push_back(unread_ + " is not there, or cannot be read by this user: variables in it were not judged");
   }
 
   // The words of a list in the packaged unit that the old unit's settings of that name do not have.

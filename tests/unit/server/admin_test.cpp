@@ -88,6 +88,9 @@ TEST_CASE("runs end as running, stopped, failed or crashed") {
   run.id = 7;
   run.started_ms = 1000;
   CHECK(admin::run_json(run, 7)["state"] == "running");
+  run.heartbeat_ms = 7777;
+  CHECK(admin::run_json(run, 8)["ended"] == 7777);  // a killed server's last sign of life
+  CHECK(admin::run_json(run, run.id)["ended"].is_null());
   CHECK(admin::run_json(run, 8)["state"] == "crashed");
   run.ended_ms = 2000;
   run.end_reason = kEndedWithoutNotice;
