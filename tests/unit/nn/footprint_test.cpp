@@ -40,7 +40,7 @@ std::unique_ptr<nn::PairExecutor> make(const LoadedPair& pair, const ExecutorOpt
 }
 
 // The process's address space, in bytes.
-int64_t in_use() {
+[[maybe_unused]] int64_t in_use() {
   std::ifstream statm("/proc/self/statm");
   int64_t pages = 0;
   statm >> pages;
