@@ -7,23 +7,15 @@
 
 #include "gpu/support.h"
 #include "model/checkpoint.h"
+#include "support/opened_checkpoint.h"
 #include "support/safetensors_writer.h"
 
 namespace ddtree::ops::gpu_test {
 namespace {
 
+using ddtree::test::open_checkpoint;
 using ddtree::test::TemporaryFolder;
 using ddtree::test::TestTensors;
-
-std::shared_ptr<const Checkpoint> open_checkpoint(const TemporaryFolder& folder) {
-  ddtree::test::write_file(folder / "config.json", "{}");
-  auto source = open_model_source(folder.path().string(), ModelPart::kTarget);
-  REQUIRE(source.ok());
-  auto checkpoint = Checkpoint::open(*source);
-  INFO(checkpoint.status().message());
-  REQUIRE(checkpoint.ok());
-  return *checkpoint;
-}
 
 // Rows [first, first + rows) of a packed weight, as the card's embed reads them: exact for BF16 and float32 weights alike, since the
 // residual stream is float32.

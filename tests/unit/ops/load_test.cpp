@@ -15,6 +15,7 @@
 
 #include "model/checkpoint.h"
 #include "ops/weight_loader.h"
+#include "support/opened_checkpoint.h"
 #include "support/safetensors_writer.h"
 #include "unit/ops/support.h"
 
@@ -22,21 +23,11 @@ namespace ddtree::ops::test {
 namespace {
 
 using ddtree::test::element_count;
+using ddtree::test::open_checkpoint;
 using ddtree::test::TemporaryFolder;
 using ddtree::test::TestTensors;
 using ddtree::test::write_sharded;
 using ddtree::test::write_single;
-
-// open_model_source wants a config.json: the folder gets an empty one.
-std::shared_ptr<const Checkpoint> open_checkpoint(const TemporaryFolder& folder) {
-  ddtree::test::write_file(folder / "config.json", "{}");
-  auto source = open_model_source(folder.path().string(), ModelPart::kTarget);
-  REQUIRE(source.ok());
-  auto checkpoint = Checkpoint::open(*source);
-  INFO(checkpoint.status().message());
-  REQUIRE(checkpoint.ok());
-  return *checkpoint;
-}
 
 // A device in host memory: copies are made later, by a thread of its own and in order, as a card's copy engine does. A buffer that is
 // written before its copies are done gives wrong contents.
