@@ -96,6 +96,8 @@ using ops::cuda::kDeltaPath;
 cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace);
 cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const DeltaStorage& states, const TraceStorage& trace,
                        const DeltaWork& work);
+
+// --- delta_commit.cu ---------------------------------------------------------------------------------------------------------------------
 cudaError_t delta_commit(cudaStream_t stream, const ops::DeltaCommitArgs& a, const DeltaStorage& states, const TraceStorage& trace);
 
 // --- logits.cu ---------------------------------------------------------------------------------------------------------------------------
