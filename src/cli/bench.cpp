@@ -59,6 +59,7 @@ const char* const kHelp =
     "Loading (--only load): a checkpoint is written, read, and loaded in turn.\n\n"
     "  --size GB            of the checkpoint (default: 10)\n"
     "  --dir DIR            where: empty, new, or one that --keep left (default: a folder of its own in $TMPDIR or /tmp)\n"
+    "  --cold               drop the files from the page cache before each reading: the disk's speed\n"
     "  --keep               leave the checkpoint there\n"
     "  --readers N          threads of both (default: 8, or as many as there are cores)\n"
     "  --buffer MIB         of one staging buffer (default: the backend's choice)\n\n"
@@ -158,6 +159,7 @@ std::vector<OwnFlag> own_flags(Options& o) {
            }},
           {"--readers", true, whole("--readers", 1, 256, o.load.readers)},
           {"--dir", true, [&o](const std::string& v) { return o.load.folder = v, Status(); }},
+          {"--cold", false, [&o](const std::string&) { return o.load.cold = true, Status(); }},
           {"--keep", false, [&o](const std::string&) { return o.load.keep = true, Status(); }},
           {"--synthetic-acceptance", true,
            [&o](const std::string& v) -> Status {

@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kBlock = 8 << 20;  // of one write and one read
+constexpr int64_t kBlock = 2 << 20;  // of one write and one read
 constexpr int kReaders = 8;
 
 double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -174,8 +174,20 @@ Result<double> read_files(const std::string& folder, int threads, int64_t block)
   return seconds;
 }
 
+// Out of the page cache, as far as the system listens: they are written back already.
+void drop_from_cache(const std::string& folder) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const int fd = open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) continue;
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+  }
+}
+
 struct Loaded {
   double seconds = 0, with_memory = 0;  // reading and placing; and taking the memory before
+  double link = 0;                      // bytes a second; 0: none to cross
   int64_t bytes = 0;
   std::string backend;
 };
@@ -224,6 +236,9 @@ Result<Loaded> load(const ServiceOptions& service, const LoadBenchOptions& o, co
   if (out.bytes == 0)
     return Status(Code::kBadModel, fmt::format("{}: no tensor of a checkpoint that bench --only load wrote", checkpoint.location()));
   DDTREE_RETURN_IF_ERROR(backend->finish());
+  auto link = backend->measure_link();
+  if (!link) return link.status();
+  out.link = *link;
   return out;
 }
 
@@ -242,10 +257,13 @@ Status measure(const ServiceOptions& service, const LoadBenchOptions& o, const s
   const int64_t block = o.buffer_bytes > 0 ? o.buffer_bytes : kBlock, before = peak_resident();
   std::vector<double> reads, loads, whole;
   Loaded last;
-  if (auto first = read_files(folder, threads, block); !first) return first.status();  // both from the page cache, as far as it holds them
+  if (!o.cold)  // both from the page cache, as far as it holds them
+    if (auto first = read_files(folder, threads, block); !first) return first.status();
   for (int i = 0; i < o.repeat; ++i) {
+    if (o.cold) drop_from_cache(folder);
     auto read = read_files(folder, threads, block);
     if (!read) return read.status();
+    if (o.cold) drop_from_cache(folder);
     auto loaded = load(service, o, **checkpoint);
     if (!loaded) return loaded.status();
     reads.push_back(*read), loads.push_back(loaded->seconds), whole.push_back(loaded->with_memory);
@@ -259,18 +277,24 @@ Status measure(const ServiceOptions& service, const LoadBenchOptions& o, const s
                        {"folder", folder},
                        {"bytes", last.bytes},
                        {"readers", threads},
+                       {"cold", o.cold},
                        {"read_seconds", reads},
                        {"load_seconds", loads},
                        {"load_seconds_with_memory", whole},
                        {"read_gb_per_second", read_rate},
                        {"load_gb_per_second", load_rate},
                        {"ratio", load_rate / read_rate},
+                       {"link_gb_per_second", last.link * 1e-9},
                        {"peak_resident_growth_bytes", host}};
   } else {
-    fmt::print("{:.2f} GB in {}, {} readers, median of {}\n", bytes * 1e-9, folder, threads, o.repeat);
+    fmt::print("{:.2f} GB in {}, {} readers, {}, median of {}\n", bytes * 1e-9, folder, threads,
+               o.cold ? "dropped from the page cache" : "from the page cache as far as it holds them", o.repeat);
     fmt::print("  reading the files        {:7.2f} GB/s  {:7.2f} s\n", read_rate, median(reads));
     fmt::print("  loading: {:<15.15} {:7.2f} GB/s  {:7.2f} s  ({:.2f} s with taking the memory)\n", last.backend, load_rate, median(loads),
                median(whole));
+    if (last.link > 0)
+      fmt::print("  the link, pinned memory  {:7.2f} GB/s            (loading over it {:.2f})\n", last.link * 1e-9,
+                 load_rate * 1e9 / last.link);
     fmt::print("  loading over reading     {:7.2f}\n  host memory at most      {:+7.0f} MiB\n", load_rate / read_rate,
                static_cast<double>(host) / (1 << 20));
   }

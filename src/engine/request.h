@@ -72,7 +72,8 @@ struct RequestStats {
   int64_t tree_gain = 0;             // shadow: tokens that the tree would have committed beyond the chain (negative: fewer)
   int32_t shadow_disagreements = 0;  // tokens that the tree foretold and later rounds did not commit
   // Committed steps that another rounding could have decided otherwise: the two best processed logits (sampled: scores × temperature, or a
-  // token that a filter kept in or out by a hair) were closer than 0.01. From the first of them on, another mode or batch may differ.
+  // token that a filter kept in or out by a hair) were closer than Executor::near_tie(). From the first of them on, another mode or
+  // batch may differ.
   int32_t near_ties = 0;
   int32_t first_near_tie = -1;  // index in the completion, -1: none
   float smallest_gap = 1000;    // over all committed steps; 1000: nothing else could be chosen

@@ -9,7 +9,6 @@ namespace ddtree {
 namespace {
 
 size_t at(int32_t i) { return static_cast<size_t>(i); }
-constexpr float kNearTie = 0.01F;
 
 }  // namespace
 
@@ -133,7 +132,7 @@ void Rounds::settle(Part& p, std::span<const int32_t> run, PassReport* report) c
   p.kept = static_cast<int32_t>(cut.ids.size());
   for (int32_t i = 0; i < p.kept; ++i) {
     s.stats.smallest_gap = std::min(s.stats.smallest_gap, p.margins[at(i)]);
-    if (p.margins[at(i)] < kNearTie) {
+    if (p.margins[at(i)] < executor_.near_tie()) {
       if (s.stats.near_ties++ == 0) s.stats.first_near_tie = before + i;
     }
     if (s.sampling.penalised()) ++s.history.generated[cut.ids[at(i)]];

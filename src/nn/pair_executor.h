@@ -45,6 +45,7 @@ class PairExecutor final : public Executor {
   bool has_mtp() const override { return mtp_ != nullptr; }
   const ExecutorOptions& options() const override { return options_; }
   int32_t real_vocab() const override { return options_.real_vocab; }
+  float near_tie() const override;
 
   void reset_slot(int32_t slot) override;
   Status forward(const Forest& forest, PassOutput* output) override;

@@ -30,6 +30,7 @@ class SyntheticExecutor final : public Executor {
   bool has_mtp() const override { return inner_->has_mtp(); }
   const ExecutorOptions& options() const override { return inner_->options(); }
   int32_t real_vocab() const override { return inner_->real_vocab(); }
+  float near_tie() const override { return inner_->near_tie(); }
   void reset_slot(int32_t slot) override;
   Status forward(const Forest& forest, PassOutput* output) override;
   // kInvalidArgument: there are choices here, no logits. Only greedy requests without penalties can be answered.

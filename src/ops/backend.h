@@ -108,6 +108,8 @@ class Backend {
   virtual void time_ops(bool) {}
   virtual std::vector<OpTime> op_times() { return {}; }
   virtual Result<DeviceRates> measure_rates() { return Status(Code::kUnavailable, "this backend measures no rates"); }
+  // Bytes a second from pinned host memory to the device, by copies of the loader's size: no load can be faster. 0: nothing to cross.
+  virtual Result<double> measure_link() { return 0.0; }
 
  protected:
   MemoryLedger ledger_;

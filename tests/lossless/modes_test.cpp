@@ -7,6 +7,7 @@
 #include <random>
 
 #include "support/collect.h"
+#include "support/random_request.h"
 #include "support/tiny.h"
 
 using namespace ddtree;
@@ -67,36 +68,10 @@ void compare(const Sample& s) {
 
 // Requests of every kind: greedy and sampled, penalties, stops, lengths.
 std::vector<Sample> random_requests(std::mt19937& rng, int count) {
-  std::vector<Sample> out;
-  const auto& prompts = golden_prompts();
-  for (int i = 0; i < count; ++i) {
-    Sample s;
-    Request& r = s.request;
-    r.prompt = prompts[rng() % prompts.size()].prompt_ids;
-    if (rng() % 8 == 0) r.prompt.resize(1 + rng() % 5);
-    r.max_tokens = 1 + static_cast<int32_t>(rng() % 60);
-    SamplingParams& p = r.sampling;
-    p.temperature = rng() % 2 ? 0.0F : 0.4F + static_cast<float>(rng() % 12) / 10;
-    if (rng() % 2) p.top_k = 1 + static_cast<int32_t>(rng() % 40);
-    if (rng() % 2) p.top_p = 0.5F + static_cast<float>(rng() % 50) / 100;
-    if (rng() % 4 == 0) p.min_p = static_cast<float>(rng() % 20) / 100;
-    if (rng() % 3 == 0) p.presence_penalty = static_cast<float>(rng() % 20) / 10;
-    if (rng() % 3 == 0) p.frequency_penalty = static_cast<float>(rng() % 10) / 10 - 0.2F;
-    if (rng() % 3 == 0) p.repetition_penalty = 1 + static_cast<float>(rng() % 5) / 10;
-    p.seed = rng();
-    p.seed_given = true;
-    p.choice = static_cast<int32_t>(rng() % 3);
-    r.ignore_eos = rng() % 3 == 0;
-    r.min_tokens = rng() % 4 == 0 ? static_cast<int32_t>(rng() % static_cast<unsigned>(r.max_tokens)) : 0;
-    if (rng() % 4 == 0) r.stop_strings = {rng() % 2 ? "\n\n" : "is", ". "};
-    if (rng() % 6 == 0) r.stop_ids = {static_cast<int32_t>(rng() % 400)};
-    r.include_stop_string = rng() % 2;
-    out.push_back(std::move(s));
-  }
+  std::vector<Sample> out(static_cast<size_t>(count));
+  for (Sample& s : out) s.request = random_request(rng);
   return out;
 }
-
-constexpr SpeculationMode kModes[] = {SpeculationMode::kNone, SpeculationMode::kDflash, SpeculationMode::kDdtree, SpeculationMode::kNextn};
 
 }  // namespace
 

@@ -75,6 +75,7 @@ class CudaBackend final : public Backend {
   void time_ops(bool on) override;
   std::vector<OpTime> op_times() override;
   Result<DeviceRates> measure_rates() override;
+  Result<double> measure_link() override;
 
  private:
   explicit CudaBackend(const CudaOptions& options, DeviceInfo device);

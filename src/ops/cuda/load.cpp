@@ -1,8 +1,11 @@
 // Weights to the card: pinned staging buffers, copied on a stream of their own while the next ones are read.
 #include <cuda_runtime_api.h>
 #include <fmt/core.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "ops/cuda/cuda_backend.h"
@@ -10,11 +13,12 @@
 namespace ddtree::ops::cuda {
 namespace {
 
-// Enough that a copy (20 µs at 55 GB/s) takes much longer than starting it, and so little that all of them stay in a server's last-level
+// Enough that a copy (40 µs at 55 GB/s) takes much longer than starting it, and so little that all of them stay in a server's last-level
 // cache between reader and link, and are pinned in milliseconds.
-constexpr int64_t kBufferBytes = 1 << 20;
+constexpr int64_t kBufferBytes = 2 << 20;
 // A reader copies 5 to 10 GB/s from the page cache; the link takes up to 55.
 constexpr int kReaders = 8;
+constexpr size_t kHugePage = 2 << 20;
 
 }  // namespace
 
@@ -27,18 +31,30 @@ struct CudaBackend::Sink final : LoadSink {
     return {Code::kEngineFault, fmt::format("loading weights: {}: {}", what, cudaGetErrorString(e))};
   }
 
+  // Huge pages that are pinned afterwards: 6 ms for 16 MiB, where cudaMallocHost takes 13 ms of a load that takes 200.
   Result<std::byte*> open(int count, int64_t bytes) override {
-    if (const cudaError_t e = cudaMallocHost(&memory, static_cast<size_t>(count * bytes)); e != cudaSuccess) {
-      cudaGetLastError();
-      memory = nullptr;
-      return Status(Code::kDoesNotFit, fmt::format("staging of weights: {} MiB of pinned host memory refused ({})",
-                                                   (count * bytes >> 20) + 1, cudaGetErrorString(e)));
+    const size_t all = (static_cast<size_t>(count * bytes) + kHugePage - 1) / kHugePage * kHugePage;
+    memory = std::aligned_alloc(kHugePage, all);
+    cudaError_t e = cudaErrorMemoryAllocation;
+    if (memory != nullptr) {
+      madvise(memory, all, MADV_HUGEPAGE);  // a wish: small pages serve too
+      std::memset(memory, 0, all);
+      e = cudaHostRegister(memory, all, cudaHostRegisterDefault);
     }
-    if (const cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking); e != cudaSuccess) return failed(e, "stream");
+    if (e != cudaSuccess) {
+      cudaGetLastError();
+      std::free(memory);
+      memory = nullptr;
+      return Status(Code::kDoesNotFit,
+                    fmt::format("staging of weights: {} MiB of pinned host memory refused ({})", all >> 20, cudaGetErrorString(e)));
+    }
+    e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e != cudaSuccess) return failed(e, "stream");
     copied.resize(static_cast<size_t>(count));
-    for (cudaEvent_t& event : copied)
-      if (const cudaError_t e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync); e != cudaSuccess)
-        return failed(e, "event");
+    for (cudaEvent_t& event : copied) {
+      e = cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync);
+      if (e != cudaSuccess) return failed(e, "event");
+    }
     return static_cast<std::byte*>(memory);
   }
   void close() override {
@@ -46,7 +62,7 @@ struct CudaBackend::Sink final : LoadSink {
     for (cudaEvent_t event : copied)
       if (event != nullptr) cudaEventDestroy(event);
     copied.clear();
-    if (memory != nullptr) cudaFreeHost(memory), memory = nullptr;
+    if (memory != nullptr) cudaHostUnregister(memory), std::free(memory), memory = nullptr;
   }
   Status begin_thread() override {
     const cudaError_t e = cudaSetDevice(device);

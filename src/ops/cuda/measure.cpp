@@ -86,4 +86,36 @@ Result<DeviceRates> CudaBackend::measure_rates() {
   return rates;
 }
 
+Result<double> CudaBackend::measure_link() {
+  constexpr int64_t kBytes = int64_t{64} << 20, kPiece = int64_t{4} << 20;
+  constexpr int kTimes = 32;  // over the same memory: 2 GiB
+  void *host = nullptr, *device = nullptr;
+  cudaError_t e = cudaMallocHost(&host, kBytes);
+  if (e == cudaSuccess) e = cudaMalloc(&device, kBytes);
+  cudaEvent_t begin = nullptr, end = nullptr;
+  if (e == cudaSuccess) e = cudaEventCreate(&begin);
+  if (e == cudaSuccess) e = cudaEventCreate(&end);
+  const auto copy = [&](int times) {
+    for (int i = 0; i < times; ++i)
+      for (int64_t at = 0; at < kBytes && e == cudaSuccess; at += kPiece)
+        e = cudaMemcpyAsync(static_cast<std::byte*>(device) + at, static_cast<std::byte*>(host) + at, kPiece, cudaMemcpyHostToDevice,
+                            stream_);
+  };
+  float ms = 0;
+  copy(4);
+  if (e == cudaSuccess) e = cudaEventRecord(begin, stream_);
+  copy(kTimes);
+  if (e == cudaSuccess) e = cudaEventRecord(end, stream_);
+  if (const cudaError_t done = cudaStreamSynchronize(stream_); e == cudaSuccess) e = done;
+  if (e == cudaSuccess) e = cudaEventElapsedTime(&ms, begin, end);
+  if (begin != nullptr) cudaEventDestroy(begin);
+  if (end != nullptr) cudaEventDestroy(end);
+  cudaFree(device), cudaFreeHost(host);
+  if (e != cudaSuccess) {
+    cudaGetLastError();
+    return Status(Code::kUnavailable, fmt::format("measuring the link to the card: {}", cudaGetErrorString(e)));
+  }
+  return static_cast<double>(kBytes) * kTimes / (ms * 1e-3);
+}
+
 }  // namespace ddtree::ops::cuda

@@ -29,6 +29,7 @@ class BrokenExecutor : public Executor {
   bool has_mtp() const override { return inner_.has_mtp(); }
   const ExecutorOptions& options() const override { return inner_.options(); }
   int32_t real_vocab() const override { return inner_.real_vocab(); }
+  float near_tie() const override { return inner_.near_tie(); }
   void reset_slot(int32_t slot) override { inner_.reset_slot(slot); }
   Status commit(const Forest& forest, std::span<const Accepted> accepted) override { return inner_.commit(forest, accepted); }
 
