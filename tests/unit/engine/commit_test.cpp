@@ -3,22 +3,12 @@
 #include <catch2/catch_test_macros.hpp>
 #include <random>
 
-#include "base/embedded.h"
-#include "text/tokenizer.h"
+#include "support/tiny.h"
 
 using namespace ddtree;
+using namespace ddtree::testing;
 
 namespace {
-
-const Tokenizer& tiny_tokenizer() {
-  static const Tokenizer t = [] {
-    auto r = Tokenizer::from_json(*embedded_file("models/tiny/target/tokenizer.json"),
-                                  *embedded_file("models/tiny/target/tokenizer_config.json"), "tokenizer.json");
-    REQUIRE(r.ok());
-    return std::move(*r);
-  }();
-  return t;
-}
 
 Request request_of(int32_t max_tokens, std::vector<std::string> stops = {}) {
   Request r;
