@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/common.cuh"
+#include "kernels/delta.cuh"
 #include "kernels/kernels.h"
 #include "kernels/matrix.cuh"
 
@@ -61,11 +62,11 @@ __global__ void conv_kernel(const ops::ForestSegment* segment, const int32_t* se
 
 // Certain segments: window <- last width - 1 of [window, inputs]. A kernel of its own, since conv still reads the old window.
 __global__ void conv_advance_kernel(const ops::ForestSegment* segment, const bf16* x, int64_t x_stride, int width, int channels,
-                                    bf16* window) {
+                                    bf16* window, bool but_few_rows) {
   pdl_begin();
   const ops::ForestSegment s = segment[blockIdx.y];
   const int c = blockIdx.x * blockDim.x + threadIdx.x;
-  if (!s.certain || c >= channels) return;
+  if (!s.certain || c >= channels || (but_few_rows && has_few_rows(s))) return;
   bf16* slot = window + static_cast<int64_t>(s.slot) * (width - 1) * channels + c;
   for (int t = 0; t < width - 1; ++t) {
     const int from = s.row_count - (width - 1) + t;  // row of the segment, or before it
@@ -206,14 +207,13 @@ struct DeltaRule {
   double* gate;
   bf16* o;
   int key_heads, value_heads, key_dim, value_dim, window_rows;  // window_rows: most of any window, a multiple of kRows
+  bool but_few_rows;
 };
 
 // Row i of the window that begins at forest row `first`: its gate (a logarithm), beta, and its parent inside the window (-1: none).
 __device__ __forceinline__ void read_gates(const DeltaRule& a, int head, int first, int i, float* g, float* beta, int16_t* up) {
-  const float x = to_float(a.a[(first + i) * a.a_stride + head]) + a.dt_bias[head];
-  const float softplus = x > 20.0f ? x : log1pf(expf(x));
-  g[i] = -expf(a.a_log[head]) * softplus;
-  beta[i] = 1.0f / (1.0f + expf(-to_float(a.b[(first + i) * a.b_stride + head])));
+  g[i] = log_gate(to_float(a.a[(first + i) * a.a_stride + head]), a.a_log[head], a.dt_bias[head]);
+  beta[i] = update_rate(to_float(a.b[(first + i) * a.b_stride + head]));
   const int p = a.parent[first + i] - first;
   up[i] = static_cast<int16_t>(p >= 0 ? p : -1);
 }
@@ -265,6 +265,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
   __shared__ uint32_t ancestor[kDeltaPath][kDeltaPath / 32];  // and itself
   pdl_begin();
   const ops::ForestSegment s = a.segment[blockIdx.x];
+  if (a.but_few_rows && has_few_rows(s)) return;
   const int head = blockIdx.y, column0 = blockIdx.z * kSlice, key_head = head / (a.value_heads / a.key_heads);
   const int columns = min(kSlice, a.value_dim - column0), col = threadIdx.x % kSlice, group = threadIdx.x / kSlice;
   constexpr int kGroups = kDeltaThreads / kSlice;
@@ -463,6 +464,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_small_kernel(DeltaRule
   __shared__ uint64_t ancestor[kRows];  // and itself
   pdl_begin();
   const ops::ForestSegment s = a.segment[blockIdx.x];
+  if (a.but_few_rows && has_few_rows(s)) return;
   const int head = blockIdx.y, column0 = blockIdx.z * kSlice, ratio = a.value_heads / a.key_heads, key_head = head / ratio;
   const int columns = min(kSlice, a.value_dim - column0), col = threadIdx.x % kSlice, group = threadIdx.x / kSlice, lane = col;
   const int pitch = a.key_dim + 8, chunks = a.key_dim / 8, key_columns = a.key_heads * a.key_dim;
@@ -629,7 +631,7 @@ unsigned blocks(int64_t n, int64_t per) { return static_cast<unsigned>((n + per 
 
 }  // namespace
 
-cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace) {
+cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace, bool but_few_rows) {
   const ops::Forest& f = *a.forest;
   const int channels = states.shape.channels(), width = states.shape.conv_width;
   bf16* window = states.window + static_cast<int64_t>(a.layer) * states.slots * (width - 1) * channels;
@@ -645,11 +647,11 @@ cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage
   const cudaError_t e = wide ? run.template operator()<4>() : run.template operator()<1>();
   if (e != cudaSuccess || !f.any_certain) return e;
   return launch(conv_advance_kernel, dim3(blocks(channels, 256), f.segments), dim3(256), 0, stream, f.segment, as_bf16(a.x), a.x.stride,
-                width, channels, window);
+                width, channels, window, but_few_rows);
 }
 
 cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const DeltaStorage& states, const TraceStorage& trace,
-                       const DeltaWork& work) {
+                       const DeltaWork& work, bool but_few_rows) {
   const ops::Forest& f = *a.forest;
   const ops::DeltaShape& s = states.shape;
   float* k = trace.k + static_cast<int64_t>(a.layer) * trace.rows * s.key_heads * s.key_dim;
@@ -676,7 +678,8 @@ cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const D
               s.value_heads,
               s.key_dim,
               s.value_dim,
-              std::max((f.max_tree_rows + kRows - 1) / kRows * kRows, kRows)};
+              std::max((f.max_tree_rows + kRows - 1) / kRows * kRows, kRows),
+              but_few_rows};
   cudaError_t e = cudaSuccess;
   static size_t gram_allowed = 0, allowed = 0, small_allowed = 0;  // one device a process, set-up is not concurrent
   const auto allow = [](auto kernel, size_t bytes, size_t* so_far) {

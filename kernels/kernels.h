@@ -89,13 +89,20 @@ struct TraceStorage {              // a DeltaTrace
   int rows = 0;
 };
 struct DeltaWork {
-  float* q = nullptr;     // [rows, key_heads, key_dim] normed and scaled
-  float* dots = nullptr;  // [rows, key_heads, kDeltaPath, 2]: k_j·k_i, k_j·q_i for the j-th row of i's window
+  float* q = nullptr;        // [rows, key_heads, key_dim] normed and scaled
+  float* dots = nullptr;     // [rows, key_heads, kDeltaPath, 2]: k_j·k_i, k_j·q_i for the j-th row of i's window
+  int32_t* turns = nullptr;  // [rows, key_heads, 4] zeros between launches: blocks of a key head that have read the window
 };
 using ops::cuda::kDeltaPath;
-cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace);
+// but_few_rows: segments of few rows (delta.cuh) are left out: states, windows and outputs of theirs stay as they are.
+cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace,
+                 bool but_few_rows = false);
 cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const DeltaStorage& states, const TraceStorage& trace,
-                       const DeltaWork& work);
+                       const DeltaWork& work, bool but_few_rows = false);
+
+// --- delta_few.cu ------------------------------------------------------------------------------------------------------------------------
+cudaError_t gated_delta_mixer(cudaStream_t stream, const ops::GatedDeltaMixerArgs& a, const DeltaStorage& states, const TraceStorage& trace,
+                              const DeltaWork& work);
 
 // --- delta_commit.cu ---------------------------------------------------------------------------------------------------------------------
 cudaError_t delta_commit(cudaStream_t stream, const ops::DeltaCommitArgs& a, const DeltaStorage& states, const TraceStorage& trace);

@@ -125,31 +125,23 @@ void Target::run_delta(const Layer& layer, const ops::Forest& forest) {
   const int64_t rows = forest.rows, channels = spec_.conv_channels(), values = spec_.value_heads * spec_.value_dim;
   const DeltaWeights& w = layer.delta;
   const ops::Tensor packed = buffers_.packed.row_range(0, rows).col_range(0, w.packed->n());
-  const ops::Tensor conv = conv_.row_range(0, rows), o = buffers_.o.row_range(0, rows).col_range(0, values);
+  const ops::Tensor o = buffers_.o.row_range(0, rows).col_range(0, values);
   backend_->linear({.x = buffers_.h.row_range(0, rows), .weight = w.packed, .y = packed});
-  backend_->conv({.forest = &forest,
-                  .x = packed.col_range(0, channels),
-                  .w = w.conv,
-                  .states = states_,
-                  .trace = trace_,
-                  .layer = layer.index,
-                  .y = conv});
-  backend_->delta_rule({.forest = &forest,
-                        .c = conv,
-                        .a = packed.col_range(channels + values, spec_.value_heads),
-                        .b = packed.col_range(channels + values + spec_.value_heads, spec_.value_heads),
-                        .a_log = w.a_log,
-                        .dt_bias = w.dt_bias,
-                        .states = states_,
-                        .trace = trace_,
-                        .layer = layer.index,
-                        .o = o});
-  backend_->gated_rms_norm({.o = o,
-                            .z = packed.col_range(channels, values),
-                            .w = w.norm,
-                            .heads = static_cast<int32_t>(spec_.value_heads),
-                            .eps = shape_.eps,
-                            .y = o});
+  backend_->gated_delta_mixer({.forest = &forest,
+                               .x = packed.col_range(0, channels),
+                               .z = packed.col_range(channels, values),
+                               .a = packed.col_range(channels + values, spec_.value_heads),
+                               .b = packed.col_range(channels + values + spec_.value_heads, spec_.value_heads),
+                               .taps = w.conv,
+                               .a_log = w.a_log,
+                               .dt_bias = w.dt_bias,
+                               .norm = w.norm,
+                               .eps = shape_.eps,
+                               .states = states_,
+                               .trace = trace_,
+                               .layer = layer.index,
+                               .c = conv_.row_range(0, rows),
+                               .o = o});
   backend_->linear({.x = o, .weight = w.out, .y = buffers_.delta.row_range(0, rows)});
 }
 

@@ -18,4 +18,10 @@ Result<PackedShape> packed_shape(std::span<const TensorView> parts) {
   return out;
 }
 
+void Backend::gated_delta_mixer(const GatedDeltaMixerArgs& args) {
+  conv(conv_of(args));
+  delta_rule(delta_rule_of(args));
+  gated_rms_norm(gated_rms_norm_of(args));
+}
+
 }  // namespace ddtree::ops

@@ -96,6 +96,7 @@ class Backend {
   virtual void kv_commit(const KvCommitArgs& args) = 0;
   virtual void conv(const ConvArgs& args) = 0;
   virtual void delta_rule(const DeltaRuleArgs& args) = 0;
+  virtual void gated_delta_mixer(const GatedDeltaMixerArgs& args);  // conv, delta_rule and gated_rms_norm, unless a backend has it whole
   virtual void delta_commit(const DeltaCommitArgs& args) = 0;
   virtual void finish_logits(const FinishLogitsArgs& args) = 0;
   virtual void top_k_log_probs(const TopKArgs& args) = 0;

@@ -1,4 +1,4 @@
-// conv, delta_rule and delta_commit on a card. States and windows are read by passes of their own: see Mixer::probe.
+// conv, delta_rule, gated_delta_mixer and delta_commit on a card. States and windows are read by passes of their own: see Mixer::probe.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,8 +14,12 @@ namespace {
 constexpr double kConv = 2e-4;   // four products and the card's exp: some 1e-6 before the rounding
 constexpr double kDelta = 2e-3;  // sums of up to 256 terms that build on each other, 1e-5; c may differ by a step in a few places
 
+// Of the mixer, whose norm makes the small outputs of a head as large as any: their rounding to BF16 before it counts more.
+constexpr double kMixer = 4e-3;
+
 constexpr DeltaShape kTiny{.layers = 2, .key_heads = 2, .value_heads = 4, .key_dim = 128, .value_dim = 128, .conv_width = 4};
 constexpr DeltaShape kLarge{.layers = 1, .key_heads = 16, .value_heads = 48, .key_dim = 128, .value_dim = 128, .conv_width = 4};
+constexpr DeltaShape kEven{.layers = 2, .key_heads = 3, .value_heads = 3, .key_dim = 128, .value_dim = 128, .conv_width = 4};
 constexpr DeltaShape kOther{.layers = 3, .key_heads = 1, .value_heads = 1, .key_dim = 64, .value_dim = 96, .conv_width = 3};
 
 struct Inputs {
@@ -33,12 +37,16 @@ class Mixer {
       a_log_.push_back(twins.constants(random->normals(shape.value_heads, a_log_scale), 1, shape.value_heads));
       dt_bias_.push_back(twins.constants(random->normals(shape.value_heads), 1, shape.value_heads));
     }
+    norm_ = twins.constants(random->normals(shape.value_dim), 1, shape.value_dim);
     packed_ = twins.activations(rows, width());
     c_ = twins.activations(rows, shape.channels());
   }
   int64_t values() const { return int64_t{shape.value_heads} * shape.value_dim; }
   int64_t keys() const { return int64_t{shape.key_heads} * shape.key_dim; }
   int64_t width() const { return shape.channels() + values() + 2 * shape.value_heads; }  // qkv | z | a | b
+  void set_taps(const Floats& taps) {
+    for (int32_t l = 0; l < shape.layers; ++l) taps_[static_cast<size_t>(l)] = twins_.constants(taps, shape.conv_width, shape.channels());
+  }
   void set_gates(const Floats& a_log, const Floats& dt_bias) {
     for (int32_t l = 0; l < shape.layers; ++l) {
       a_log_[static_cast<size_t>(l)] = twins_.constants(a_log, 1, shape.value_heads);
@@ -89,6 +97,56 @@ class Mixer {
     plan.advance();
     return o;
   }
+  // The same by gated_delta_mixer. x: q | k | v of the projection, and z; random where empty.
+  Output mix(const std::string& what, const Plan& plan, const Floats& a, const Floats& b, const Floats& x = {}, const Floats& z = {}) {
+    const Output o = mix(what, plan.stage(twins_), plan.rows(), a, b, x, z);
+    plan.advance();
+    return o;
+  }
+  // rows: of every forest at least; those that a forest has beside are padding.
+  Output mix(const std::string& what, const Each<Forest>& forest, int64_t rows, const Floats& a, const Floats& b, const Floats& x = {},
+             const Floats& z = {}) {
+    const int64_t channels = shape.channels(), heads = shape.value_heads;
+    const size_t n = twins_.count();
+    Output o;
+    for (int32_t layer = 0; layer < shape.layers; ++layer) {
+      INFO("layer " << layer);
+      const auto l = static_cast<size_t>(layer);
+      const Each<Tensor> packed = rows_of(packed_, n, 0, rows);
+      twins_.upload(random_->activations(rows * width()), packed);
+      if (!x.empty()) twins_.upload(x, cols_of(packed, n, 0, channels));
+      if (!z.empty()) twins_.upload(z, cols_of(packed, n, channels, values()));
+      twins_.upload(a, cols_of(packed, n, channels + values(), heads));
+      twins_.upload(b, cols_of(packed, n, channels + values() + heads, heads));
+      o = twins_.output(rows, values());
+      twins_.each([&](Backend& k, size_t i) {
+        const Tensor all = packed_[i].row_range(0, forest[i].rows);
+        Tensor out = o.view[i];
+        out.rows = forest[i].rows;
+        k.gated_delta_mixer({.forest = &forest[i],
+                             .x = all.col_range(0, channels),
+                             .z = all.col_range(channels, values()),
+                             .a = all.col_range(channels + values(), heads),
+                             .b = all.col_range(channels + values() + heads, heads),
+                             .taps = taps_[l][i],
+                             .a_log = a_log_[l][i],
+                             .dt_bias = dt_bias_[l][i],
+                             .norm = norm_[i],
+                             .eps = 1e-6f,
+                             .states = states_[i],
+                             .trace = trace_[i],
+                             .layer = layer,
+                             .c = c_[i].row_range(0, forest[i].rows),
+                             .o = out});
+      });
+      twins_.compare(what + ": gated_delta_mixer", o, kMixer);
+    }
+    return o;
+  }
+  Output mix(const std::string& what, const Plan& plan) {
+    const Inputs in = inputs(plan.rows());
+    return mix(what, plan, in.a, in.b);
+  }
   void commit(const Accepted& accepted) {
     const Each<Paths> paths = accepted.stage(twins_);
     twins_.each([&](Backend& b, size_t i) { b.delta_commit({.paths = paths[i], .states = states_[i], .trace = trace_[i]}); });
@@ -120,7 +178,7 @@ class Mixer {
   Each<StatePool*> states_;
   Each<DeltaTrace*> trace_;
   std::vector<Each<Tensor>> taps_, a_log_, dt_bias_;
-  Each<Tensor> packed_, c_;
+  Each<Tensor> norm_, packed_, c_;
 };
 
 std::vector<Sequence> slots(int32_t n) {
@@ -366,6 +424,224 @@ TEST_CASE("gpu: delta_rule, a single row is the same certain and tentative, and 
   for (int i = 0; i < 3; ++i) {
     run(1, Shape::kCertain, Shape::kChain);
     run(5, Shape::kCertain, Shape::kCertain);  // reads the states that the row left
+  }
+}
+
+// Segments of one row, trees, and all that the three ops serve, alone and together.
+void mix_everything(const DeltaShape& shape) {
+  INFO(seed_text());
+  INFO("heads " << shape.key_heads << "/" << shape.value_heads << " of " << shape.key_dim << "/" << shape.value_dim);
+  Random random(seed());
+  const Twins twins(900);
+  Mixer mixer(twins, shape, 6, 900, &random);
+  std::vector<Sequence> s = slots(6);
+  for (int step = 0; step < 5; ++step) {  // plain decoding, from a new sequence on; slot 5 is in no pass
+    Plan plan(nullptr);
+    for (size_t i = 0; i < 5; ++i) plan.add(Shape::kCertain, 1, &s[i], &random);
+    mixer.mix("single rows", plan);
+  }
+  mixer.probe("single rows");
+  for (int step = 0; step < 2; ++step) {
+    Plan plan(nullptr);
+    for (size_t i = 0; i < 4; ++i) plan.add(i % 2 ? Shape::kChain : Shape::kCertain, 1, &s[i], &random);
+    mixer.mix("single rows, two of them tentative", plan);
+    if (step == 1) mixer.commit(plan.accept(&random));
+  }
+  mixer.probe("single tentative rows, left and committed");
+  for (int step = 0; step < 2; ++step) {
+    Plan plan(nullptr);
+    for (size_t i = 0; i < 5; ++i) plan.add(kTrees[i % 4], std::vector<int32_t>{64, 2, 17, 33, 1}[i], &s[i], &random);
+    mixer.mix("trees", plan);
+    if (step == 1) mixer.commit(plan.accept(&random));
+  }
+  mixer.probe("trees, left and committed");
+  {
+    Plan plan(nullptr);
+    plan.add(Shape::kCertain, 130, &s[0], &random).add(Shape::kBestFirst, 64, &s[1], &random).add(Shape::kCertain, 1, &s[2], &random);
+    plan.add(Shape::kRandom, 100, &s[3], &random).add(Shape::kCertain, 2, &s[4], &random).add(Shape::kChain, 1, &s[5], &random);
+    mixer.mix("every kind", plan);
+    mixer.commit(plan.accept(&random));
+    mixer.probe("every kind");
+  }
+  {
+    Plan plan(nullptr);
+    plan.add(Shape::kCertain, 1, &s[0], &random).add(Shape::kBestFirst, 40, &s[1], &random).add(Shape::kCertain, 1, &s[2], &random);
+    mixer.mix("single rows beside a tree", plan);
+    mixer.commit(plan.accept(&random));
+    mixer.probe("single rows beside a tree");
+  }
+  Plan prompt(nullptr);
+  prompt.add(Shape::kCertain, 100, &s[5], &random);
+  mixer.mix("a prompt", prompt);
+  mixer.probe("a prompt");
+}
+
+TEST_CASE("gpu: gated_delta_mixer, rows, trees, prompts and commits, the tiny pair's shape") { mix_everything(kTiny); }
+TEST_CASE("gpu: gated_delta_mixer, rows, trees, prompts and commits, Qwen3.6-27B's shape") { mix_everything(kLarge); }
+TEST_CASE("gpu: gated_delta_mixer, rows, trees, prompts and commits, as many key as value heads") { mix_everything(kEven); }
+TEST_CASE("gpu: gated_delta_mixer, rows, trees, prompts and commits, an odd shape") { mix_everything(kOther); }
+
+TEST_CASE("gpu: gated_delta_mixer, trees of 1 to 65 rows of every kind, each committed") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(300);
+  Mixer mixer(twins, {.layers = 1, .key_heads = 1, .value_heads = 3, .key_dim = 128, .value_dim = 128, .conv_width = 4}, 1, 300, &random);
+  std::vector<Sequence> s = slots(1);
+  for (const int32_t rows : {1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65}) {
+    for (const Shape shape : kTrees) {
+      INFO(rows << " rows, " << name_of(shape));
+      Plan plan(nullptr);
+      plan.add(shape, rows, &s[0], &random);
+      mixer.mix("pass", plan);
+      mixer.commit(plan.accept(&random));
+      mixer.probe("it");
+    }
+  }
+}
+
+TEST_CASE("gpu: gated_delta_mixer, one key repeated and large gates keep their digits") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(300);
+  Mixer mixer(twins, kTiny, 2, 300, &random);
+  const int64_t channels = kTiny.channels();
+  Floats own(static_cast<size_t>(4 * channels), 0.0f);  // taps: the row itself alone
+  std::fill(own.end() - channels, own.end(), 1.0f);
+  mixer.set_taps(own);
+  for (const Shape shape : kTrees) {
+    for (const float beta : {2.944f, 8.0f}) {  // 0.95 and nearly 1
+      INFO(name_of(shape) << ", beta sigmoid(" << beta << ")");
+      mixer.set_gates(Floats(4, 0.0f), Floats(4, 0.0f));
+      std::vector<Sequence> s = slots(2);
+      Plan start(nullptr);
+      start.add(Shape::kCertain, 50, &s[0], &random).add(Shape::kCertain, 1, &s[1], &random);
+      mixer.mix("start", start);
+      Plan plan(nullptr);
+      plan.add(shape, 64, &s[0], &random).add(shape, 9, &s[1], &random);
+      const int32_t rows = plan.rows();
+      Floats x = random.activations(rows * channels);
+      for (int32_t r = 1; r < rows; ++r) std::copy_n(x.begin() + mixer.keys(), mixer.keys(), x.begin() + r * channels + mixer.keys());
+      mixer.mix("repeated", plan, Floats(static_cast<size_t>(rows * 4), -20.0f), Floats(static_cast<size_t>(rows * 4), beta), x);
+      mixer.commit(plan.accept(&random));
+      mixer.probe("repeated keys");
+    }
+    INFO(name_of(shape));
+    // As in delta_rule's test: three rows of four decay by 5 %, the fourth by e^-2000.
+    mixer.set_gates(Floats(4, 6.0f), Floats(4, 0.0f));
+    std::vector<Sequence> s = slots(2);
+    Plan plan(nullptr);
+    plan.add(shape, 64, &s[0], &random).add(Shape::kCertain, 1, &s[1], &random);
+    Inputs in = mixer.inputs(65);
+    for (size_t r = 0; r < 65; ++r)
+      for (size_t h = 0; h < 4; ++h) in.a[r * 4 + h] = r % 4 == 1 ? 5.0f : -9.0f;
+    mixer.mix("large gates", plan, in.a, in.b);
+    mixer.commit(plan.accept(&random));
+    mixer.probe("large gates");
+    // And some 20 a row.
+    mixer.set_gates(Floats{2.0f, 1.0f, 3.0f, 2.5f}, Floats(4, 1.0f));
+    mixer.reset(1);
+    Plan deep(nullptr);
+    deep.add(shape, 33, &s[1], &random);
+    mixer.mix("sums of hundreds", deep);
+    mixer.commit(deep.accept(&random));
+    mixer.probe("sums of hundreds");
+  }
+}
+
+TEST_CASE("gpu: gated_delta_mixer, rows of a segment have the same bits whatever else is in the pass") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(500);
+  const DeltaShape shape{.layers = 1, .key_heads = 1, .value_heads = 3, .key_dim = 128, .value_dim = 128, .conv_width = 4};
+  struct Mine {
+    Shape shape;
+    int32_t rows;
+  };
+  for (const Mine mine : {Mine{Shape::kCertain, 1}, Mine{Shape::kChain, 1}, Mine{Shape::kBestFirst, 20}, Mine{Shape::kRandom, 64}}) {
+    INFO(name_of(mine.shape) << " of " << mine.rows << " rows");
+    const uint64_t tree = random.bits();
+    const Floats x = random.activations(mine.rows * int64_t{shape.channels()}), a = random.activations(mine.rows * 3),
+                 b = random.activations(mine.rows * 3), z = random.activations(mine.rows * 3 * 128);
+    std::vector<Floats> alone(twins.count());
+    for (int company = 0; company < 4; ++company) {  // none; a single row; trees; a prompt and trees of any size
+      INFO("company " << company);
+      Random same(tree), other(random.bits());
+      Mixer mixer(twins, shape, 5, 500, &same);
+      std::vector<Sequence> s = slots(5);
+      Plan start(nullptr);
+      start.add(Shape::kCertain, 30, &s[1], &same);
+      mixer.mix("start", start);
+      Plan plan(nullptr);
+      if (company > 0) plan.add(Shape::kCertain, 1, &s[0], &other);
+      if (company == 3) plan.add(Shape::kCertain, 90, &s[2], &other);
+      const int64_t at = plan.rows();
+      Random again(tree + 1);
+      plan.add(mine.shape, mine.rows, &s[1], &again);
+      if (company > 1) plan.add(Shape::kRandom, 50, &s[3], &other);
+      if (company == 3) plan.add(Shape::kStar, 80, &s[4], &other);
+      const auto among = [&](const Floats& values, int64_t width) {
+        Floats all = other.activations(plan.rows() * width);
+        std::copy(values.begin(), values.end(), all.begin() + at * width);
+        return all;
+      };
+      const Output o = mixer.mix("pass", plan, among(a, 3), among(b, 3), among(x, shape.channels()), among(z, 3 * 128));
+      for (size_t i = 0; i < twins.count(); ++i) {
+        Floats got = twins.read("o", o, i);
+        got = Floats(got.begin() + at * o.cols, got.begin() + (at + mine.rows) * o.cols);
+        INFO(twins.at(i).name());
+        if (company == 0) {
+          alone[i] = got;
+        } else {
+          CHECK(std::memcmp(got.data(), alone[i].data(), got.size() * sizeof(float)) == 0);
+        }
+      }
+    }
+  }
+}
+
+// Graphs are captured for buckets of rows and segments: what a pass has fewer of is padding, which no kernel may read or write.
+TEST_CASE("gpu: gated_delta_mixer leaves padding rows and segments alone") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(600);
+  Mixer mixer(twins, kTiny, 4, 600, &random);
+  for (const bool single : {true, false}) {
+    const std::vector<int32_t> counts = single ? std::vector<int32_t>{1, 1, 1} : std::vector<int32_t>{1, 33, 16};
+    std::vector<ForestSegment> segment;
+    std::vector<int32_t> segment_of, token, position, up, place;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      const auto first = static_cast<int32_t>(up.size());
+      segment.push_back({.first_row = first, .row_count = counts[i], .certain = single && i == 0, .slot = static_cast<int32_t>(i)});
+      for (const int32_t parent : parents(Shape::kRandom, counts[i], &random)) {
+        position.push_back(parent < 0 ? 0 : position[static_cast<size_t>(first + parent)] + 1);
+        up.push_back(parent < 0 ? -1 : first + parent), segment_of.push_back(static_cast<int32_t>(i)), token.push_back(0),
+            place.push_back(-1);
+      }
+    }
+    const auto rows = static_cast<int32_t>(up.size()), segments = static_cast<int32_t>(segment.size());
+    for (int pad = 0; pad < 9; ++pad)
+      up.push_back(-1), segment_of.push_back(-1), token.push_back(0), position.push_back(0), place.push_back(-1);
+    for (int pad = 0; pad < 3; ++pad) segment.push_back({.slot = -1});
+    Each<Forest> forest;
+    twins.each([&](Backend& b, size_t i) {
+      b.stage_begin(Lane::kPass);
+      const bool padded = i > 0;  // the CPU runs what is there
+      forest.push_back({.rows = padded ? rows + 9 : rows,
+                        .segments = padded ? segments + 3 : segments,
+                        .segment = b.stage<ForestSegment>(Lane::kPass, segment),
+                        .segment_of = b.stage<int32_t>(Lane::kPass, segment_of),
+                        .token = b.stage<int32_t>(Lane::kPass, token),
+                        .position = b.stage<int32_t>(Lane::kPass, position),
+                        .parent = b.stage<int32_t>(Lane::kPass, up),
+                        .place = b.stage<int32_t>(Lane::kPass, place),
+                        .max_position = 64,
+                        .max_segment_rows = *std::max_element(counts.begin(), counts.end()),
+                        .max_tree_rows = *std::max_element(counts.begin(), counts.end()),
+                        .any_certain = single});
+    });
+    const Inputs in = mixer.inputs(rows);
+    mixer.mix("padded", forest, rows, in.a, in.b);
+    mixer.probe("padding");
   }
 }
 

@@ -289,6 +289,7 @@ Result<DeltaTrace*> CudaBackend::make_delta_trace(DeltaShape shape, int32_t rows
   kernels::DeltaWork& w = trace->work;
   DDTREE_RETURN_IF_ERROR(allocate(&w.q, size.q, MemoryUse::kTrace, "delta-rule queries"));
   DDTREE_RETURN_IF_ERROR(allocate(&w.dots, size.dots, MemoryUse::kTrace, "delta-rule products"));
+  DDTREE_RETURN_IF_ERROR(allocate(&w.turns, size.turns, MemoryUse::kTrace, "delta-rule turns"));
   return static_cast<DeltaTrace*>(trace);
 }
 

@@ -67,6 +67,7 @@ class CudaBackend final : public Backend {
   void kv_commit(const KvCommitArgs& args) override;
   void conv(const ConvArgs& args) override;
   void delta_rule(const DeltaRuleArgs& args) override;
+  void gated_delta_mixer(const GatedDeltaMixerArgs& args) override;
   void delta_commit(const DeltaCommitArgs& args) override;
   void finish_logits(const FinishLogitsArgs& args) override;
   void top_k_log_probs(const TopKArgs& args) override;

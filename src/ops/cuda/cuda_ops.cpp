@@ -117,6 +117,16 @@ void CudaBackend::delta_rule(const DeltaRuleArgs& a) {
   check(kernels::delta_rule(stream_, a, static_cast<CudaStatePool*>(a.states)->storage, trace.storage, trace.work), "delta_rule");
 }
 
+void CudaBackend::gated_delta_mixer(const GatedDeltaMixerArgs& a) {
+  flush();
+  // More rows would write past the window's arrays in shared memory.
+  if (a.forest->max_segment_rows == 0 || a.forest->max_tree_rows > kernels::kDeltaPath)
+    return check(cudaErrorInvalidValue, "gated_delta_mixer (a tree of too many rows)");
+  const auto& trace = *static_cast<CudaDeltaTrace*>(a.trace);
+  check(kernels::gated_delta_mixer(stream_, a, static_cast<CudaStatePool*>(a.states)->storage, trace.storage, trace.work),
+        "gated_delta_mixer");
+}
+
 void CudaBackend::delta_commit(const DeltaCommitArgs& a) {
   flush();
   check(kernels::delta_commit(stream_, a, static_cast<CudaStatePool*>(a.states)->storage,

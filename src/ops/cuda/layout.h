@@ -35,14 +35,19 @@ inline int64_t kv(const KvShape& s, int64_t places) { return places * s.kv_heads
 inline int64_t states(const DeltaShape& s, int64_t slots) { return slots * s.layers * s.value_heads * s.key_dim * s.value_dim * 4; }
 inline int64_t windows(const DeltaShape& s, int64_t slots) { return slots * s.layers * (s.conv_width - 1) * s.channels() * 2; }
 
-// Factors of all layers, and what one layer at work has of its own (q, dots).
+// Factors of all layers, and what one layer at work has of its own (q, dots, turns).
 struct Trace {
-  int64_t k, u, gate, input, q, dots;
+  int64_t k, u, gate, input, q, dots, turns;
 };
 inline Trace trace(const DeltaShape& s, int64_t rows) {
   const int64_t all = rows * s.layers, keys = int64_t{s.key_heads} * s.key_dim, values = int64_t{s.value_heads} * s.value_dim;
-  return {all * keys * 4,         all * values * 4, all * s.value_heads * 8,
-          all * s.channels() * 2, rows * keys * 4,  rows * s.key_heads * kDeltaPath * 2 * 4};
+  return {all * keys * 4,
+          all * values * 4,
+          all * s.value_heads * 8,
+          all * s.channels() * 2,
+          rows * keys * 4,
+          rows * s.key_heads * kDeltaPath * 2 * 4,
+          rows * s.key_heads * 4 * 4};
 }
 
 // Workspace of best_of_rows.

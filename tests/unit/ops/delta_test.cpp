@@ -383,5 +383,59 @@ TEST_CASE("reset_state empties one slot in every layer", "[ops]") {
   }
 }
 
+TEST_CASE("gated_delta_mixer: conv, delta rule and gated norm one after another", "[ops]") {
+  for (const DeltaShape& shape : kShapes) {
+    Mixer mixer(nullptr, shape, 100, 77);
+    Mixer parts(nullptr, shape, 100, 77);  // the same values
+    mixer.fill(), parts.fill();
+    Trees trees;
+    trees.add('t', 40, 9, 0, &mixer.random);
+    trees.add('c', 1, 9, 1, &mixer.random);
+    trees.add('c', 30, 0, 2, &mixer.random);
+    trees.add('l', 1, 3, 3, &mixer.random);
+    const Forest& f = trees.view();
+    const int64_t channels = shape.channels(), values = int64_t{shape.value_heads} * shape.value_dim;
+    const Mixer::Inputs in = mixer.random_inputs(f.rows);
+    const Floats z = mixer.random.normals(f.rows * values), norm = mixer.random.normals(shape.value_dim);
+    const auto args = [&](Mixer& m) {
+      return GatedDeltaMixerArgs{.forest = &f,
+                                 .x = put(m.backend.get(), in.c, f.rows, channels),
+                                 .z = put(m.backend.get(), z, f.rows, values),
+                                 .a = put(m.backend.get(), in.a, f.rows, shape.value_heads),
+                                 .b = put(m.backend.get(), in.b, f.rows, shape.value_heads),
+                                 .taps = m.t_taps,
+                                 .a_log = m.t_a_log,
+                                 .dt_bias = m.t_dt_bias,
+                                 .norm = put(m.backend.get(), norm, 1, shape.value_dim),
+                                 .states = m.states,
+                                 .trace = m.trace,
+                                 .layer = m.layer,
+                                 .c = zeros(m.backend.get(), f.rows, channels),
+                                 .o = zeros(m.backend.get(), f.rows, values)};
+    };
+    const GatedDeltaMixerArgs whole = args(mixer), each = args(parts);
+    mixer.backend->gated_delta_mixer(whole);
+    const Tensor o = zeros(parts.backend.get(), f.rows, values);
+    parts.backend->conv({.forest = &f, .x = each.x, .w = each.taps, .states = each.states, .trace = each.trace, .layer = 1, .y = each.c});
+    parts.backend->delta_rule({.forest = &f,
+                               .c = each.c,
+                               .a = each.a,
+                               .b = each.b,
+                               .a_log = each.a_log,
+                               .dt_bias = each.dt_bias,
+                               .states = each.states,
+                               .trace = each.trace,
+                               .layer = 1,
+                               .o = o});
+    parts.backend->gated_rms_norm({.o = o, .z = each.z, .w = each.norm, .heads = shape.value_heads, .eps = each.eps, .y = each.o});
+    CHECK(get(whole.o) == get(each.o));
+    for (const ForestSegment& segment : trees.segments) {
+      const float *s = mixer.pool().state(segment.slot, 1, 0), *w = mixer.pool().window(segment.slot, 1);
+      CHECK(std::equal(s, s + values * shape.key_dim, parts.pool().state(segment.slot, 1, 0)));
+      CHECK(std::equal(w, w + channels * (shape.conv_width - 1), parts.pool().window(segment.slot, 1)));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ddtree::ops
