@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(256) prepare_kernel(Prepare a) {
     for (int i = lane; i < a.dim; i += 32) a.q[r * a.q_stride + h * a.dim + i] = from_float<bf16>(buffer[i]);
     return;
   }
-  const bool certain = a.pool_k && a.segment[a.segment_of[r]].certain;
+  const int segment = a.segment_of[r];
+  const bool certain = a.pool_k && segment >= 0 && a.segment[segment].certain;  // -1: padding
   const bool is_k = h < a.heads + a.kv_heads;
   const int kv = h - a.heads - (is_k ? 0 : a.kv_heads);
   const bf16* in = row + a.heads * wide + (h - a.heads) * a.dim;
@@ -90,6 +91,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(Attention a) {
   pdl_begin();
   const int item = blockIdx.x, kv = blockIdx.y / a.groups, part = blockIdx.y % a.groups, split = blockIdx.z;
   const int r = a.row ? a.row[item] : item;
+  if (a.segment_of[r] < 0) return;  // padding: nobody reads its output
   const ops::ForestSegment s = a.segment[a.segment_of[r]];
   const int ratio = a.heads / a.kv_heads, head0 = kv * ratio + part * a.group, n = min(a.group, ratio - part * a.group);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, position = a.position[r];
@@ -213,6 +215,7 @@ __global__ void __launch_bounds__(256) draft_context_kernel(Context a) {
   const int item = blockIdx.x * 8 + warp;
   if (item >= a.rows * per_row) return;
   const int r = item / per_row, layer = item % per_row / (2 * a.kv_heads), slot = item % (2 * a.kv_heads), kv = slot % a.kv_heads;
+  if (a.place[r] < 0) return;  // padding
   const bool is_k = slot < a.kv_heads;
   const bf16* in = a.kv + r * a.stride + (layer * 2 * a.kv_heads + slot) * a.dim;
   const int64_t angle = static_cast<int64_t>(a.position[r]) * (a.rotary / 2);
@@ -225,6 +228,7 @@ __global__ void kv_commit_kernel(const int32_t* row, const int32_t* place, const
                                  bf16* to_k, bf16* to_v, int64_t to_stride, int width) {
   pdl_begin();
   const int r = row[blockIdx.x], layer = blockIdx.y;
+  if (r < 0) return;  // padding
   const int64_t from = layer * from_stride + static_cast<int64_t>(r) * width,
                 to = layer * to_stride + static_cast<int64_t>(place[r]) * width;
   for (int i = threadIdx.x; i < width; i += blockDim.x) to_k[to + i] = from_k[from + i], to_v[to + i] = from_v[from + i];

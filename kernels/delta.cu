@@ -29,7 +29,7 @@ __global__ void conv_kernel(const ops::ForestSegment* segment, const int32_t* se
   };
   pdl_begin();
   const int r = blockIdx.y, c = (blockIdx.x * blockDim.x + threadIdx.x) * kWide;
-  if (c >= channels) return;
+  if (c >= channels || segment_of[r] < 0) return;  // -1: padding
   const int64_t slot = static_cast<int64_t>(segment[segment_of[r]].slot) * (width - 1);
   const auto at = [](const bf16* p) -> Narrow { return *reinterpret_cast<const Narrow*>(p); };
   Narrow taps[8];
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
   __shared__ uint32_t ancestor[kDeltaPath][kDeltaPath / 32];  // and itself
   pdl_begin();
   const ops::ForestSegment s = a.segment[blockIdx.x];
-  if (a.but_few_rows && has_few_rows(s)) return;
+  if (s.row_count == 0 || (a.but_few_rows && has_few_rows(s))) return;  // no rows: padding
   const int head = blockIdx.y, column0 = blockIdx.z * kSlice, key_head = head / (a.value_heads / a.key_heads);
   const int columns = min(kSlice, a.value_dim - column0), col = threadIdx.x % kSlice, group = threadIdx.x / kSlice;
   constexpr int kGroups = kDeltaThreads / kSlice;
@@ -464,7 +464,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_small_kernel(DeltaRule
   __shared__ uint64_t ancestor[kRows];  // and itself
   pdl_begin();
   const ops::ForestSegment s = a.segment[blockIdx.x];
-  if (a.but_few_rows && has_few_rows(s)) return;
+  if (s.row_count == 0 || (a.but_few_rows && has_few_rows(s))) return;  // no rows: padding
   const int head = blockIdx.y, column0 = blockIdx.z * kSlice, ratio = a.value_heads / a.key_heads, key_head = head / ratio;
   const int columns = min(kSlice, a.value_dim - column0), col = threadIdx.x % kSlice, group = threadIdx.x / kSlice, lane = col;
   const int pitch = a.key_dim + 8, chunks = a.key_dim / 8, key_columns = a.key_heads * a.key_dim;

@@ -111,7 +111,7 @@ cudaError_t delta_commit(cudaStream_t stream, const ops::DeltaCommitArgs& a, con
 // Device results; the backend copies them to the host values that the args name.
 cudaError_t finish_logits(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int32_t* bad_row);
 // The top_k best columns of every row, best first, ties by smaller id: token and score [rows, top_k] (log-probabilities, or the logits
-// themselves); bad [rows] set to 1 where a row holds a NaN or an infinity, else untouched. cudaErrorNotSupported: too many for this form
+// themselves); bad [rows]: 1 where a row holds a NaN or an infinity, else 0. cudaErrorNotSupported: too many for this form
 // (top_k > 64, or above 4,096 candidates); top_k_log_probs serves.
 // work: ops::cuda::layout::logits_work(rows, real_vocab, top_k) bytes.
 cudaError_t best_of_rows(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, bool log_probs, void* work,

@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kSliceThreads) join_kernel(const Best* best, c
         log_sum += result[row * slices + s].sum * exp(static_cast<double>(result[row * slices + s].top) - top);
     log_sum = log(log_sum);
   }
-  if (threadIdx.x == 0 && (any_bad || (log_probs && !isfinite(top)))) bad[row] = 1;
+  if (threadIdx.x == 0) bad[row] = any_bad || (log_probs && !isfinite(top));
   take_best(value, id, top_k, shared, [&](int k, Best b) {
     if (threadIdx.x != 0) return;
     token[row * top_k + k] = b.id == INT32_MAX ? 0 : b.id;

@@ -18,8 +18,10 @@ template <class X, class Y>
 __global__ void copy_rows_kernel(const X* x, int64_t x_stride, const int32_t* from, Y* y, int64_t y_stride, const int32_t* to,
                                  int64_t cols) {
   pdl_begin();
-  const X* in = x + static_cast<int64_t>(from ? from[blockIdx.x] : blockIdx.x) * x_stride;
-  Y* out = y + static_cast<int64_t>(to ? to[blockIdx.x] : blockIdx.x) * y_stride;
+  const int block = static_cast<int>(blockIdx.x), source = from ? from[block] : block, target = to ? to[block] : block;
+  if (source < 0 || target < 0) return;  // padding
+  const X* in = x + static_cast<int64_t>(source) * x_stride;
+  Y* out = y + static_cast<int64_t>(target) * y_stride;
   for (int64_t i = threadIdx.x; i < cols; i += blockDim.x) out[i] = from_float<Y>(to_float(in[i]));
 }
 

@@ -15,6 +15,7 @@
 #include "model/pair.h"
 #include "nn/cpu_executor.h"
 #include "nn/cuda_executor.h"
+#include "spec/tree.h"
 
 namespace ddtree::cli {
 namespace {
@@ -116,6 +117,42 @@ class Stage {
     return ms;
   }
 
+  // What a round takes of the host: its time but for what the device was busy with. Here the tree is grown from the draft, as in a server;
+  // of the scheduler's work only texts and statistics are missing. On a backend that does not time its segments device_ms is 0.
+  struct Host {
+    double round_ms = 0, device_ms = 0, grow_ms = 0;
+  };
+  Result<Host> host_part(int32_t rows, int32_t top_k) {
+    std::vector<DraftQuery> queries;
+    for (int32_t b = 0; b < batch_; ++b) queries.push_back({b, pages_[at(b)], context_, token(b, context_)});
+    DraftOutput drafts;
+    Host sum;
+    Clock::time_point begin;
+    const int32_t warm = 1 + executor_.warm_up_runs();
+    for (int32_t i = 0; i < warm + repeat_; ++i) {
+      if (i == warm) {
+        DDTREE_RETURN_IF_ERROR(settle());
+        executor_.device_ms();
+        sum = Host();
+        begin = Clock::now();
+      }
+      Forest forest;
+      if (executor_.drafter()) {
+        DDTREE_RETURN_IF_ERROR(executor_.draft(queries, top_k, &drafts));
+        const auto grow = Clock::now();
+        forest = grown(drafts, rows);
+        sum.grow_ms += ms_since(grow);
+      } else {
+        forest = trees(rows);
+      }
+      DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output_));
+      DDTREE_RETURN_IF_ERROR(executor_.commit(forest, paths(forest, 5)));
+    }
+    DDTREE_RETURN_IF_ERROR(settle());  // what the last commit enqueued; one pass more on both sides
+    sum.round_ms = ms_since(begin) / repeat_, sum.device_ms = executor_.device_ms() / repeat_, sum.grow_ms /= repeat_;
+    return sum;
+  }
+
   // Of the prompts' last chunk of up to `chunk` tokens.
   Result<std::vector<ops::OpTime>> prefill_op_times(int32_t chunk) {
     Forest forest;
@@ -172,6 +209,26 @@ class Stage {
     return f;
   }
 
+  // Best-first trees of the drafts, one a sequence.
+  Forest grown(const DraftOutput& drafts, int32_t rows) const {
+    Forest f;
+    const size_t each = at(drafts.positions) * at(drafts.top_k);
+    for (int32_t b = 0; b < batch_; ++b) {
+      const Candidates candidates{drafts.positions, drafts.top_k, std::span(drafts.token).subspan(at(b) * each, each),
+                                  std::span(drafts.log_prob).subspan(at(b) * each, each)};
+      const DraftTree tree = grow_tree(token(b, context_), candidates, {.budget = rows - 1});
+      const auto first = static_cast<int32_t>(f.token.size());
+      for (int32_t i = 0; i < tree.size(); ++i) {
+        f.token.push_back(tree.token[at(i)]);
+        f.position.push_back(context_ + tree.depth[at(i)]);
+        f.parent.push_back(i > 0 ? first + tree.parent[at(i)] : -1);
+        f.wants_logits.push_back(1);
+      }
+      f.segments.push_back({first, tree.size(), false, b, pages_[at(b)], context_});
+    }
+    return f;
+  }
+
   std::vector<Accepted> keep_all(const Forest& f) const {
     std::vector<Accepted> out;
     for (size_t s = 0; s < f.segments.size(); ++s) {
@@ -193,9 +250,12 @@ class Stage {
     for (size_t s = 0; s < f.segments.size(); ++s) {
       Accepted a;
       a.segment = static_cast<int32_t>(s);
-      for (int32_t i = 0; i < std::min(length, f.segments[s].row_count); ++i) {  // the first rows are a chain
-        a.rows.push_back(f.segments[s].first_row + i);
-        a.next.push_back(token(f.segments[s].slot, context_ + i + 1));
+      const Segment& of = f.segments[s];
+      // Down the first children, as far as there are some.
+      for (int32_t row = of.first_row; row < of.first_row + of.row_count && static_cast<int32_t>(a.rows.size()) < length; ++row) {
+        if (f.parent[at(row)] != (a.rows.empty() ? -1 : a.rows.back())) continue;
+        a.rows.push_back(row);
+        a.next.push_back(token(of.slot, context_ + static_cast<int32_t>(a.rows.size())));
       }
       a.feed_drafter = executor_.drafter() != nullptr;
       out.push_back(std::move(a));
@@ -213,11 +273,12 @@ class Stage {
   template <class F>
   Result<double> median(F&& body) {
     std::vector<double> times;
-    for (int32_t i = 0; i <= repeat_; ++i) {
+    const int32_t warm = 1 + executor_.warm_up_runs();
+    for (int32_t i = 0; i < warm + repeat_; ++i) {
       const auto begin = Clock::now();
       const Status status = body();
       if (!status.ok()) return status;
-      if (i > 0) times.push_back(ms_since(begin));
+      if (i >= warm) times.push_back(ms_since(begin));
     }
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];
@@ -247,6 +308,7 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
   options.max_rows = std::max(kChunk, widest * most);
   options.max_logit_rows = widest * most;
   options.threads = service.threads;
+  options.graphs = !service.no_graphs;
   const auto load_begin = Clock::now();
   auto made = service.cuda_device < 0 ? make_cpu_executor(*pair, options) : make_cuda_executor(*pair, options, service.cuda_device);
   if (!made) return made.status();
@@ -299,22 +361,47 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
       }
       if (isatty(STDERR_FILENO)) fmt::print(stderr, "\r\033[K");
       Json list = Json::array();
-      if (!json)
-        fmt::print(
-            "\ncontext {}, batch {}: prefill {:.0f} tok/s{}\n  {:<10} {:>9} {:>9} {:>9}\n  {:<10} {:>9.2f} {:>9}\n  {:<10} {:>9.2f} "
-            "{:>9}\n",
-            context, batch, 1e3 * context * batch / *prefill,
-            prefill_floor > 0 ? fmt::format(", {:.2f} of the time of its products at that rate", *prefill / prefill_floor) : "", "", "ms",
-            "/ floor", "round ms", "plain step", *plain, ratio(*plain, weights), "draft", draft, draft > 0 ? ratio(draft, drafts) : "-");
+      struct Measured {
+        double verify = 0, round = 0;
+        Stage::Host host;
+      };
+      std::vector<Measured> measured;
       for (int32_t rows : o.rows) {
         auto verify = stage.verify(rows);
         if (!verify) return verify.status();
         auto round = stage.round(rows, top_k);
         if (!round) return round.status();
+        measured.push_back({*verify, *round, {}});
+      }
+      executor.time_device(true);
+      for (size_t i = 0; i < o.rows.size(); ++i) {
+        auto host = stage.host_part(o.rows[i], top_k);
+        if (!host) return host.status();
+        measured[i].host = *host;
+      }
+      executor.time_device(false);
+      const bool times_device = measured.front().host.device_ms > 0;
+      if (!json)
+        fmt::print(
+            "\ncontext {}, batch {}: prefill {:.0f} tok/s{}\n  {:<10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}\n  {:<10} {:>9.2f} {:>9}\n  "
+            "{:<10} {:>9.2f} {:>9}\n",
+            context, batch, 1e3 * context * batch / *prefill,
+            prefill_floor > 0 ? fmt::format(", {:.2f} of the time of its products at that rate", *prefill / prefill_floor) : "", "", "ms",
+            "/ floor", "round ms", "/ floor", "host ms", "grow ms", "plain step", *plain, ratio(*plain, weights), "draft", draft,
+            draft > 0 ? ratio(draft, drafts) : "-");
+      for (size_t i = 0; i < o.rows.size(); ++i) {
+        const Measured& m = measured[i];
+        const double host_ms = m.host.round_ms - m.host.device_ms;
         if (!json)
-          fmt::print("  {:<10} {:>9.2f} {:>9} {:>9.2f} {:>9}\n", fmt::format("{} rows", rows), *verify, ratio(*verify, weights), *round,
-                     ratio(*round, weights + drafts));
-        list.push_back({{"rows", rows}, {"verify_ms", *verify}, {"round_ms", *round}});
+          fmt::print("  {:<10} {:>9.2f} {:>9} {:>9.2f} {:>9} {:>9} {:>9.3f}\n", fmt::format("{} rows", o.rows[i]), m.verify,
+                     ratio(m.verify, weights), m.round, ratio(m.round, weights + drafts),
+                     times_device ? fmt::format("{:.3f}", host_ms) : "-", m.host.grow_ms);
+        list.push_back({{"rows", o.rows[i]},
+                        {"verify_ms", m.verify},
+                        {"round_ms", m.round},
+                        {"device_ms", times_device ? Json(m.host.device_ms) : Json(nullptr)},
+                        {"host_ms", times_device ? Json(host_ms) : Json(nullptr)},
+                        {"grow_ms", m.host.grow_ms}});
       }
       Json timed = Json::array();
       if (o.ops)

@@ -56,7 +56,9 @@ Status Rounds::measure() {
   DDTREE_RETURN_IF_ERROR(executor_.commit(forest, all));
 
   // The median of a few: running averages go on from here, and they are means of passes on a machine that does other things too.
+  const int32_t warm = executor_.warm_up_runs();
   const auto median_of = [&](int repeats, auto&& body) -> Result<double> {
+    for (int32_t i = 0; i < warm; ++i) DDTREE_RETURN_IF_ERROR(body());
     std::vector<double> all_ms;
     for (int i = 0; i < repeats && (i == 0 || !out_of_time(kTimeLimit)); ++i) {
       const auto start = now_();
@@ -146,11 +148,11 @@ Status Rounds::measure() {
       left -= take;
     }
     std::vector<double> ms;
-    for (int i = 0; i < 3; ++i) {
+    for (int32_t i = 0; i < warm + 3; ++i) {
       DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output));
       const auto start = now_();
       DDTREE_RETURN_IF_ERROR(executor_.commit(forest, all));
-      ms.push_back(milliseconds_between(start, now_()));
+      if (i >= warm) ms.push_back(milliseconds_between(start, now_()));
     }
     std::sort(ms.begin(), ms.end());
     fold.set(measured, ms[1]);

@@ -10,7 +10,7 @@ namespace ddtree {
 
 #ifdef DDTREE_HAS_CUDA
 Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, ExecutorOptions options, int device, bool portable) {
-  ops::cuda::CudaOptions cuda{.device = device, .portable_kernels = portable};
+  ops::cuda::CudaOptions cuda{.device = device, .portable_kernels = portable, .graphs = options.graphs};
   if (!options.single_allocations) {
     auto footprint = PairFootprint::of(pair, ops::DeviceKind::kCuda);
     if (!footprint.ok()) return footprint.status();

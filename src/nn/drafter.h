@@ -36,6 +36,7 @@ class Drafter {
 
   ops::Tensor hidden() const { return hidden_; }  // [block_rows, H] after the last norm, of the last forward(); the target's head reads it
   const DrafterSpec& spec() const { return spec_; }
+  const ops::KvPool* kv() const { return kv_; }
 
  private:
   struct Layer {

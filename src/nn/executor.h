@@ -89,6 +89,7 @@ struct ExecutorOptions {
   Precision precision = Precision::kFloat32;
   bool bfloat16_residual = false;   // with kBfloat16Boundaries: round the residual stream too (default: float32, as on CUDA)
   bool single_allocations = false;  // CUDA: each buffer by itself, for compute-sanitizer; default: one block of the memory plan's size
+  bool graphs = true;               // CUDA: passes of up to 128 rows are recorded and replayed; false: launched kernel by kernel, same bits
   ops::LoadOptions loading;         // of the weights; forgotten when they are loaded
 };
 
@@ -129,6 +130,11 @@ class Executor {
   // For measurements (ops/backend.h).
   virtual void time_ops(bool) {}
   virtual std::vector<ops::OpTime> op_times() { return {}; }
+  // While on, device_ms() gives what drafts, passes and commits took of the device since it was last asked, as far as they were waited for.
+  virtual void time_device(bool) {}
+  virtual double device_ms() { return 0; }
+  // Runs of a pass until it is as fast as it will be: where passes are recorded, the third of a shape is the first that shows it.
+  virtual int32_t warm_up_runs() const { return 0; }
   virtual Result<ops::DeviceRates> measure_rates() { return Status(Code::kUnavailable, "this executor measures no rates"); }
 };
 

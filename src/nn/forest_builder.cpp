@@ -87,6 +87,7 @@ void ForestArrays::clear() {
   segment_.clear();
   for (auto* v : {&segment_of_, &token_, &position_, &parent_, &place_, &pages_}) v->clear();
   max_position_ = 0;
+  padded_.reset();
 }
 
 void ForestArrays::add_segment(bool certain, int32_t slot, std::span<const int32_t> pages, int32_t context) {
@@ -116,23 +117,35 @@ int64_t ForestArrays::staged_bytes(int64_t rows, int64_t segments, int64_t pages
   return segments * static_cast<int64_t>(sizeof(ops::ForestSegment)) + (5 * rows + pages) * 4 + 7 * 16;
 }
 
-Status ForestArrays::stage(ops::Backend* backend, ops::Lane lane, ops::Forest* view) const {
-  view->rows = rows();
-  view->segments = static_cast<int32_t>(segment_.size());
-  view->max_position = max_position_;
-  view->max_segment_rows = view->max_tree_rows = 0;
-  view->any_certain = false;
-  for (const ops::ForestSegment& s : segment_) {
-    view->max_segment_rows = std::max(view->max_segment_rows, s.row_count);
-    if (s.certain) view->any_certain = true;
-    else view->max_tree_rows = std::max(view->max_tree_rows, s.row_count);
+ForestShape ForestArrays::shape() const {
+  if (padded_) return *padded_;
+  ForestShape s{.rows = rows(), .segments = static_cast<int32_t>(segment_.size()), .max_position = max_position_};
+  for (const ops::ForestSegment& segment : segment_) {
+    s.max_segment_rows = std::max(s.max_segment_rows, segment.row_count);
+    if (segment.certain) s.any_certain = true;
+    else s.max_tree_rows = std::max(s.max_tree_rows, segment.row_count);
   }
+  return s;
+}
+
+void ForestArrays::pad(const ForestShape& to) {
+  padded_ = to;
+  const auto rows = static_cast<size_t>(to.rows);
+  token_.resize(rows, 0), position_.resize(rows, 0);
+  for (auto* v : {&segment_of_, &parent_, &place_}) v->resize(rows, -1);
+  segment_.resize(static_cast<size_t>(to.segments));
+}
+
+Status ForestArrays::stage(ops::Backend* backend, ops::Lane lane, ops::Forest* view) const {
+  const ForestShape s = shape();
+  view->rows = s.rows, view->segments = s.segments, view->max_position = s.max_position;
+  view->max_segment_rows = s.max_segment_rows, view->max_tree_rows = s.max_tree_rows, view->any_certain = s.any_certain;
+  view->place = backend->stage<int32_t>(lane, place_);
   view->segment = backend->stage<ops::ForestSegment>(lane, segment_);
   view->segment_of = backend->stage<int32_t>(lane, segment_of_);
   view->token = backend->stage<int32_t>(lane, token_);
   view->position = backend->stage<int32_t>(lane, position_);
   view->parent = backend->stage<int32_t>(lane, parent_);
-  view->place = backend->stage<int32_t>(lane, place_);
   view->pages = backend->stage<int32_t>(lane, pages_);
   if (!view->segment || !view->segment_of || !view->token || !view->position || !view->parent || !view->place || !view->pages) {
     return {Code::kEngineFault, fmt::format("the arrays of {} rows and {} pages do not fit their staging lane", rows(), pages_.size())};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,6 +26,12 @@ Status check_forest(const Forest& forest, const ForestLimits& limits);
 // Page tables of drafts: kInvalidArgument as above.
 Status check_pages(std::span<const int32_t> pages, int64_t positions, const ForestLimits& limits, const std::string& whose);
 
+// What the launches of a pass are shaped by.
+struct ForestShape {
+  int32_t rows = 0, segments = 0, max_position = 0, max_segment_rows = 0, max_tree_rows = 0;
+  bool any_certain = false;
+};
+
 // The ops' view of a forest, on the host; stage() copies it to where ops can read it.
 class ForestArrays {
  public:
@@ -32,6 +39,10 @@ class ForestArrays {
   // Starts a segment; its rows follow by add_row().
   void add_segment(bool certain, int32_t slot, std::span<const int32_t> pages, int32_t context);
   void add_row(int32_t token, int32_t position, int32_t parent, int32_t page_size);
+  ForestShape shape() const;  // of what was added, or what it was padded to
+  // After the last row: padding (ops/forest.h) up to this shape, which must hold shape(). Where arrays are staged follows from it alone:
+  // page tables stand last, places first (a commit reads them whatever the shape of its pass was).
+  void pad(const ForestShape& to);
   // kEngineFault if the lane is too small (BackendLimits::staged_bytes).
   Status stage(ops::Backend* backend, ops::Lane lane, ops::Forest* view) const;
 
@@ -42,6 +53,7 @@ class ForestArrays {
   std::vector<ops::ForestSegment> segment_;
   std::vector<int32_t> segment_of_, token_, position_, parent_, place_, pages_;
   int32_t max_position_ = 0;
+  std::optional<ForestShape> padded_;
 };
 
 }  // namespace ddtree::nn

@@ -30,6 +30,7 @@ class Mtp {
   ops::Tensor output() const { return output_; }  // [max_rows, H] after mtp.norm: goes to the head, and is the next step's hidden state
   ops::Tensor slots() const { return slots_; }    // [slots, H] output of each slot's last committed row; kept by the caller
   ops::Tensor chain_states() const { return chain_states_; }  // [max_rows, H] hidden states of recursive drafts; kept by the caller
+  const ops::KvPool* kv() const { return kv_; }
 
  private:
   Mtp(ops::Backend* backend, const LayerShape& shape, MtpLimits limits, const ops::Weight* embedding, const ops::RopeTable* rope)

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "nn/assign.h"
+#include "nn/buckets.h"
 
 namespace ddtree::nn {
 namespace {
@@ -20,6 +21,12 @@ Status positive(const char* name, int64_t value) {
   return invalid(fmt::format("executor option {} is {}: it must be positive", name, value));
 }
 
+// Kinds of segments (ops/segment.h): the first part of their keys.
+enum Kind : int32_t { kVerify = 1, kCommit, kDraft, kDraftStep };
+
+void pad(std::vector<int32_t>* list, int32_t to, int32_t with) { list->resize(static_cast<size_t>(to), with); }
+
+constexpr int32_t kFixedRows = 128;  // of a draft that is rounded up, as row_bucket's largest
 constexpr int32_t kDraftRows = 256;  // rows of one draft pass: more queries than fit run one pass after another
 
 }  // namespace
@@ -139,7 +146,9 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   if (draft_rows > 0) {
     DDTREE_ASSIGN(draft_wanted_, backend_->make_tensor(draft_rows, spec_.hidden_size, backend_->activation()));
     DDTREE_ASSIGN(draft_logits_, backend_->make_tensor(draft_rows, spec_.vocab_size, ops::Element::kFloat32));
+    draft_token_.resize(static_cast<size_t>(draft_rows * limits.max_top_k)), draft_log_prob_.resize(draft_token_.size());
   }
+  best_.resize(static_cast<size_t>(o.max_logit_rows)), margin_.resize(best_.size()), bad_rows_.resize(best_.size());
   backend_->set_owner(ops::MemoryOwner::kPass);
   mtp_position_.assign(o.slots, -1);
   DDTREE_RETURN_IF_ERROR(backend_->finish_loading(o.loading));
@@ -159,19 +168,30 @@ void PairExecutor::reset_slot(int32_t slot) {
   mtp_position_[slot] = -1;
 }
 
+std::optional<ForestShape> PairExecutor::rounded(const ForestShape& of, int32_t most_rows) const {
+  if (!backend_->fixed_shapes()) return std::nullopt;
+  ForestShape to = of;
+  to.rows = row_bucket(of.rows, most_rows);
+  if (to.rows == 0) return std::nullopt;
+  to.segments = count_bucket(of.segments, options_.slots);
+  to.max_position = position_bucket(of.max_position);
+  to.max_segment_rows = row_bucket(of.max_segment_rows, to.rows);
+  to.max_tree_rows = of.max_tree_rows > 0 ? row_bucket(of.max_tree_rows, to.rows) : 0;
+  return to;
+}
+
 Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   DDTREE_RETURN_IF_ERROR(check_forest(forest, limits_));
   committed_ = true;  // until the pass has run, there is nothing to commit
   arrays_.clear();
+  bool steps = true;  // certain segments have one row each: no prompt
   for (const Segment& s : forest.segments) {
     arrays_.add_segment(s.certain, s.slot, s.pages, s.context);
     for (int32_t r = s.first_row; r < s.first_row + s.row_count; ++r) {
       arrays_.add_row(forest.token[r], forest.position[r], forest.parent[r], options_.page_size);
     }
+    steps &= !s.certain || s.row_count == 1;
   }
-  backend_->stage_begin(ops::Lane::kPass);
-  DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kPass, &staged_));
-
   std::vector<int32_t> from;
   output->faulty_rows.clear();
   output->logits_row.assign(forest.token.size(), -1);
@@ -180,36 +200,46 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
     output->logits_row[r] = static_cast<int32_t>(from.size());
     from.push_back(static_cast<int32_t>(r));
   }
-  const int32_t* staged_from = backend_->stage<int32_t>(ops::Lane::kPass, from);
-  if (!staged_from) return fault("the list of logit rows does not fit its staging lane");
-
-  target_->forward(staged_);
-  output->logits = nullptr;
   const auto count = static_cast<int32_t>(from.size());
+  const bool all = count == arrays_.rows();
+  const std::optional<ForestShape> fixed = steps && all ? rounded(arrays_.shape(), options_.max_logit_rows) : std::nullopt;
+  if (fixed) arrays_.pad(*fixed);
+  backend_->stage_begin(ops::Lane::kPass);
+  DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kPass, &staged_));
+  const int32_t* staged_from = all ? nullptr : backend_->stage<int32_t>(ops::Lane::kPass, from);
+  if (!all && !staged_from) return fault("the list of logit rows does not fit its staging lane");
+
+  output->logits = nullptr;
   output->best.clear(), output->margin.clear();
-  int32_t bad = -1;
-  std::vector<uint8_t> bad_rows;
-  if (count > 0) {
-    ops::Tensor x = target_->hidden().row_range(0, count);
-    if (count < static_cast<int32_t>(forest.token.size())) {
-      x = wanted_.row_range(0, count);
-      backend_->copy_rows({.count = count, .x = target_->hidden(), .from = staged_from, .y = x});
+  const bool on_host = backend_->in_host_memory();
+  const int32_t logit_rows = fixed ? fixed->rows : count;
+  const ops::Tensor logits = logits_.row_range(0, logit_rows);
+  const auto ops = [&] {
+    target_->forward(staged_);
+    if (logit_rows == 0) return;
+    ops::Tensor x = target_->hidden().row_range(0, logit_rows);
+    if (!all) {
+      x = wanted_.row_range(0, logit_rows);
+      backend_->copy_rows({.count = logit_rows, .x = target_->hidden(), .from = staged_from, .y = x});
     }
-    const ops::Tensor logits = logits_.row_range(0, count);
     target_->head(x, logits);
-    if (backend_->in_host_memory()) {
-      backend_->finish_logits({.logits = logits, .real_vocab = options_.real_vocab, .bad_row = &bad});
-      DDTREE_ASSIGN(output->logits, backend_->host_floats(logits));
+    if (on_host) {
+      backend_->finish_logits({.logits = logits, .real_vocab = options_.real_vocab, .bad_row = &bad_row_});
     } else {
-      output->best.resize(count), output->margin.resize(count), bad_rows.resize(count);
-      backend_->best_two({.logits = logits,
-                          .real_vocab = options_.real_vocab,
-                          .token = output->best.data(),
-                          .margin = output->margin.data(),
-                          .bad = bad_rows.data()});
+      backend_->best_two(
+          {.logits = logits, .real_vocab = options_.real_vocab, .token = best_.data(), .margin = margin_.data(), .bad = bad_rows_.data()});
     }
+  };
+  bad_row_ = -1;
+  if (fixed) {
+    const ForestShape& f = *fixed;
+    backend_->segment({{kVerify, f.rows, f.segments, f.max_position, f.max_segment_rows, f.max_tree_rows, f.any_certain}}, ops);
+  } else {
+    ops();
   }
+  if (count > 0 && on_host) DDTREE_ASSIGN(output->logits, backend_->host_floats(logits));
   DDTREE_RETURN_IF_ERROR(backend_->finish());
+  if (!on_host) output->best.assign(best_.begin(), best_.begin() + count), output->margin.assign(margin_.begin(), margin_.begin() + count);
 
   // What commit() needs stays here: the caller's page tables may move.
   pass_ = forest;
@@ -221,16 +251,13 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
     at += s.pages.size();
   }
   committed_ = false;
-  if (bad >= 0) {
-    bad_rows.assign(from.size(), 0);
-    for (size_t i = 0; i < from.size(); ++i) {
-      const float* x = output->logits + i * static_cast<size_t>(spec_.vocab_size);
-      bad_rows[i] = !std::all_of(x, x + options_.real_vocab, [](float v) { return std::isfinite(v); });
-    }
-  }
+  const auto finite = [&](int32_t i) {
+    const float* x = output->logits + static_cast<int64_t>(i) * spec_.vocab_size;
+    return std::all_of(x, x + options_.real_vocab, [](float v) { return std::isfinite(v); });
+  };
   // One sequence's fault is not its neighbours': rows never see other segments, so all rows but these are right.
-  for (size_t i = 0; i < bad_rows.size(); ++i)
-    if (bad_rows[i]) output->faulty_rows.push_back(from[i]);
+  for (int32_t i = 0; i < count; ++i)
+    if (on_host ? bad_row_ >= 0 && !finite(i) : bad_rows_[i] != 0) output->faulty_rows.push_back(from[i]);
   if (!output->faulty_rows.empty()) {
     const int32_t row = output->faulty_rows.front();
     size_t segment = 0;
@@ -295,52 +322,76 @@ Status PairExecutor::commit(const Forest& forest, std::span<const Accepted> acce
   }
   DDTREE_RETURN_IF_ERROR(check_accepted(accepted));
   committed_ = true;
-  std::vector<int32_t> offset{0}, row, slot;
-  for (const Accepted& a : accepted) {
-    if (pass_.segments[a.segment].certain) continue;
-    row.insert(row.end(), a.rows.begin(), a.rows.end());
-    offset.push_back(static_cast<int32_t>(row.size()));
-    slot.push_back(pass_.segments[a.segment].slot);
-  }
+  Kept kept;
+  keep_paths(accepted, &kept);
+  if (drafter_) keep_features(accepted, &kept);
+  if (mtp_) keep_mtp(accepted, &kept);
+  if (kept.slot.empty() && kept.from.empty() && kept.mtp_from.empty()) return {};
+  const bool fixed = pad_kept(&kept);
+
+  const auto stage = [&](const std::vector<int32_t>& list) { return backend_->stage<int32_t>(ops::Lane::kCommit, list); };
   backend_->stage_begin(ops::Lane::kCommit);
-  const ops::Paths paths{.count = static_cast<int32_t>(slot.size()),
-                         .rows = static_cast<int32_t>(row.size()),
-                         .offset = backend_->stage<int32_t>(ops::Lane::kCommit, offset),
-                         .row = backend_->stage<int32_t>(ops::Lane::kCommit, row),
-                         .slot = backend_->stage<int32_t>(ops::Lane::kCommit, slot)};
-  if (!paths.offset || !paths.row || !paths.slot) return fault("the accepted paths do not fit their staging lane");
-  target_->commit(staged_, paths);
-  if (drafter_) DDTREE_RETURN_IF_ERROR(feed_drafter(accepted));
-  if (mtp_) DDTREE_RETURN_IF_ERROR(feed_mtp(accepted));
+  const ops::Paths paths{.count = static_cast<int32_t>(kept.slot.size()),
+                         .rows = static_cast<int32_t>(kept.row.size()),
+                         .offset = stage(kept.offset),
+                         .row = stage(kept.row),
+                         .slot = stage(kept.slot)};
+  const int32_t *from = stage(kept.from), *position = stage(kept.position), *place = stage(kept.place);
+  const int32_t *mtp_from = stage(kept.mtp_from), *wanted = stage(kept.mtp_wanted), *last = stage(kept.mtp_last),
+                *mtp_slot = stage(kept.mtp_slot);
+  if (!paths.offset || !paths.row || !paths.slot || !from || !position || !place || !mtp_from || !wanted || !last || !mtp_slot)
+    return fault("the accepted rows do not fit their staging lane");
+  ops::Forest view;
+  if (!kept.mtp_from.empty()) DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kCommit, &view));
+
+  const auto ops = [&] {
+    target_->commit(staged_, paths);
+    if (const auto rows = static_cast<int32_t>(kept.from.size()); rows > 0) {
+      // The drafter's taps are the first captures; a probe's come behind them.
+      const ops::Tensor to = drafter_->features();
+      backend_->copy_rows({.count = rows, .x = target_->features().col_range(0, to.cols), .from = from, .y = to});
+      drafter_->feed(rows, position, place);
+    }
+    if (!kept.mtp_from.empty()) {
+      mtp_->forward(view, target_->hidden(), mtp_from, wanted, static_cast<int32_t>(kept.mtp_wanted.size()));
+      backend_->copy_rows(
+          {.count = static_cast<int32_t>(kept.mtp_slot.size()), .x = mtp_->output(), .from = last, .y = mtp_->slots(), .to = mtp_slot});
+    }
+  };
+  if (fixed) {
+    backend_->segment({{kCommit, paths.count, paths.rows, static_cast<int32_t>(kept.from.size()), view.rows, view.segments,
+                        view.max_position, view.max_segment_rows}},
+                      ops);
+  } else {
+    ops();
+  }
   return {};
 }
 
-Status PairExecutor::feed_drafter(std::span<const Accepted> accepted) {
-  std::vector<int32_t> from, position, place;
+void PairExecutor::keep_paths(std::span<const Accepted> accepted, Kept* kept) const {
+  for (const Accepted& a : accepted) {
+    if (pass_.segments[a.segment].certain) continue;
+    kept->row.insert(kept->row.end(), a.rows.begin(), a.rows.end());
+    kept->offset.push_back(static_cast<int32_t>(kept->row.size()));
+    kept->slot.push_back(pass_.segments[a.segment].slot);
+  }
+}
+
+void PairExecutor::keep_features(std::span<const Accepted> accepted, Kept* kept) const {
   for (const Accepted& a : accepted) {
     if (!a.feed_drafter) continue;
     const auto& pages = pass_.segments[a.segment].pages;
     for (const int32_t row : a.rows) {
-      from.push_back(row);
-      position.push_back(pass_.position[row]);
-      place.push_back(pages[pass_.position[row] / options_.page_size] * options_.page_size + pass_.position[row] % options_.page_size);
+      const int32_t position = pass_.position[row];
+      kept->from.push_back(row);
+      kept->position.push_back(position);
+      kept->place.push_back(pages[position / options_.page_size] * options_.page_size + position % options_.page_size);
     }
   }
-  if (from.empty()) return {};
-  const int32_t* staged[3] = {backend_->stage<int32_t>(ops::Lane::kCommit, from), backend_->stage<int32_t>(ops::Lane::kCommit, position),
-                              backend_->stage<int32_t>(ops::Lane::kCommit, place)};
-  if (!staged[0] || !staged[1] || !staged[2]) return fault("the drafter's rows do not fit their staging lane");
-  const auto rows = static_cast<int32_t>(from.size());
-  // The drafter's taps are the first captures; a probe's come behind them.
-  const ops::Tensor to = drafter_->features();
-  backend_->copy_rows({.count = rows, .x = target_->features().col_range(0, to.cols), .from = staged[0], .y = to});
-  drafter_->feed(rows, staged[1], staged[2]);
-  return {};
 }
 
-Status PairExecutor::feed_mtp(std::span<const Accepted> accepted) {
+void PairExecutor::keep_mtp(std::span<const Accepted> accepted, Kept* kept) {
   arrays_.clear();
-  std::vector<int32_t> from, wanted, last, slot;
   for (const Accepted& a : accepted) {
     if (!a.feed_mtp) continue;
     const Segment& s = pass_.segments[a.segment];
@@ -349,23 +400,34 @@ Status PairExecutor::feed_mtp(std::span<const Accepted> accepted) {
     for (size_t j = 0; j < a.rows.size(); ++j) {
       const int32_t row = arrays_.rows();
       arrays_.add_row(a.next[j], pass_.position[a.rows[j]], j == 0 ? -1 : row - 1, options_.page_size);
-      from.push_back(a.rows[j]);
-      if (all_mtp_rows_ || j + 1 == a.rows.size()) wanted.push_back(row);
+      kept->mtp_from.push_back(a.rows[j]);
+      if (all_mtp_rows_ || j + 1 == a.rows.size()) kept->mtp_wanted.push_back(row);
     }
-    last.push_back(static_cast<int32_t>(wanted.size()) - 1);
-    slot.push_back(s.slot);
+    kept->mtp_last.push_back(static_cast<int32_t>(kept->mtp_wanted.size()) - 1);
+    kept->mtp_slot.push_back(s.slot);
     mtp_position_[s.slot] = pass_.position[a.rows.back()];
   }
-  if (from.empty()) return {};
-  ops::Forest view;
-  DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kCommit, &view));
-  const int32_t* staged[4] = {backend_->stage<int32_t>(ops::Lane::kCommit, from), backend_->stage<int32_t>(ops::Lane::kCommit, wanted),
-                              backend_->stage<int32_t>(ops::Lane::kCommit, last), backend_->stage<int32_t>(ops::Lane::kCommit, slot)};
-  if (!staged[0] || !staged[1] || !staged[2] || !staged[3]) return fault("the MTP head's rows do not fit their staging lane");
-  mtp_->forward(view, target_->hidden(), staged[0], staged[1], static_cast<int32_t>(wanted.size()));
-  backend_->copy_rows(
-      {.count = static_cast<int32_t>(slot.size()), .x = mtp_->output(), .from = staged[2], .y = mtp_->slots(), .to = staged[3]});
-  return {};
+}
+
+// Rounds everything up; false where something is too large, and nothing was padded then.
+bool PairExecutor::pad_kept(Kept* kept) {
+  if (!backend_->fixed_shapes() || all_mtp_rows_) return false;
+  const auto size = [](const std::vector<int32_t>& list) { return static_cast<int32_t>(list.size()); };
+  const int32_t rows = kept_bucket(size(kept->row), options_.max_rows), fed = kept_bucket(size(kept->from), options_.max_rows);
+  if ((rows == 0 && !kept->row.empty()) || (fed == 0 && !kept->from.empty())) return false;
+  if (!kept->mtp_from.empty()) {
+    const std::optional<ForestShape> shape = rounded(arrays_.shape(), options_.max_rows);
+    if (!shape) return false;
+    arrays_.pad(*shape);
+    pad(&kept->mtp_from, shape->rows, -1);
+    pad(&kept->mtp_wanted, shape->segments, 0), pad(&kept->mtp_last, shape->segments, -1), pad(&kept->mtp_slot, shape->segments, -1);
+  }
+  if (!kept->slot.empty()) {
+    const int32_t count = count_bucket(size(kept->slot), options_.slots);
+    pad(&kept->row, rows, -1), pad(&kept->offset, count + 1, kept->offset.back()), pad(&kept->slot, count, -1);
+  }
+  pad(&kept->from, fed, -1), pad(&kept->position, fed, 0), pad(&kept->place, fed, -1);
+  return true;
 }
 
 Status PairExecutor::check_queries(std::span<const DraftQuery> queries, bool needs_slot) const {
@@ -407,7 +469,7 @@ Status PairExecutor::draft(std::span<const DraftQuery> queries, int32_t top_k, D
 
 Status PairExecutor::draft_blocks(std::span<const DraftQuery> queries, int32_t top_k, int32_t* token, float* log_prob) {
   const DrafterSpec& spec = drafter_->spec();
-  const auto block = static_cast<int32_t>(spec.block_size);
+  const auto block = static_cast<int32_t>(spec.block_size), count = static_cast<int32_t>(queries.size());
   arrays_.clear();
   std::vector<int32_t> wanted;
   for (const DraftQuery& q : queries) {
@@ -418,23 +480,43 @@ Status PairExecutor::draft_blocks(std::span<const DraftQuery> queries, int32_t t
       if (i > 0) wanted.push_back(row);  // row k predicts the token at its own position; the anchor's row predicts nothing
     }
   }
+  const int32_t drafts = count_bucket(count, blocks_);
+  const bool fixed = backend_->fixed_shapes() && drafts * block <= kFixedRows && top_k <= options_.top_k;
+  if (fixed) {
+    ForestShape to = arrays_.shape();
+    to.rows = drafts * block, to.segments = drafts, to.max_position = position_bucket(to.max_position);
+    arrays_.pad(to);
+    pad(&wanted, drafts * (block - 1), -1);
+  }
   backend_->stage_begin(ops::Lane::kDraft);
+  const int32_t* from = backend_->stage<int32_t>(ops::Lane::kDraft, wanted);
   ops::Forest view;
   DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kDraft, &view));
-  const int32_t* from = backend_->stage<int32_t>(ops::Lane::kDraft, wanted);
   if (!from) return fault("the drafted rows do not fit their staging lane");
   const auto rows = static_cast<int32_t>(wanted.size());
-  drafter_->forward(view);
   const ops::Tensor x = draft_wanted_.row_range(0, rows), logits = draft_logits_.row_range(0, rows);
-  backend_->copy_rows({.count = rows, .x = drafter_->hidden(), .from = from, .y = x});
-  target_->head(x, logits);
-  int32_t bad = -1;
-  backend_->top_k_log_probs(
-      {.logits = logits, .real_vocab = options_.real_vocab, .top_k = top_k, .token = token, .log_prob = log_prob, .bad_row = &bad});
+  int32_t* const tokens = fixed ? draft_token_.data() : token;
+  float* const log_probs = fixed ? draft_log_prob_.data() : log_prob;
+  const auto ops = [&] {
+    drafter_->forward(view);
+    backend_->copy_rows({.count = rows, .x = drafter_->hidden(), .from = from, .y = x});
+    target_->head(x, logits);
+    backend_->top_k_log_probs({.logits = logits,
+                               .real_vocab = options_.real_vocab,
+                               .top_k = top_k,
+                               .token = tokens,
+                               .log_prob = log_probs,
+                               .bad_row = &bad_row_});
+  };
+  bad_row_ = -1;
+  if (fixed) backend_->segment({{kDraft, drafts, view.max_position, top_k}}, ops);
+  else ops();
   DDTREE_RETURN_IF_ERROR(backend_->finish());
-  if (bad >= 0) {
-    const DraftQuery& q = queries[bad / (block - 1)];
-    return fault(fmt::format("drafter logits of position {} (slot {}, context {}) are not finite", q.context + 1 + bad % (block - 1),
+  const int32_t real = count * (block - 1);  // the rest is padding
+  if (fixed) std::copy_n(tokens, real * top_k, token), std::copy_n(log_probs, real * top_k, log_prob);
+  if (bad_row_ >= 0 && bad_row_ < real) {
+    const DraftQuery& q = queries[bad_row_ / (block - 1)];
+    return fault(fmt::format("drafter logits of position {} (slot {}, context {}) are not finite", q.context + 1 + bad_row_ % (block - 1),
                              q.slot, q.context));
   }
   return {};
@@ -469,60 +551,68 @@ Status PairExecutor::draft_nextn(std::span<const DraftQuery> queries, int32_t st
 // committed rows. Chains are short, and the head is one layer.
 Status PairExecutor::draft_steps(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output, size_t first) {
   const auto count = static_cast<int32_t>(queries.size());
-  std::vector<int32_t> slot(count), token(count);
-  std::vector<float> log_prob(count);
-  const ops::Tensor x = draft_wanted_.row_range(0, count), logits = draft_logits_.row_range(0, count);
+  const int32_t chains = count_bucket(count, std::min(options_.slots, options_.max_rows / steps));
+  const bool fixed = backend_->fixed_shapes() && chains * steps <= kFixedRows;
+  const int32_t rows = fixed ? chains : count;
+  std::vector<int32_t> slot;
+  const ops::Tensor x = draft_wanted_.row_range(0, rows), logits = draft_logits_.row_range(0, rows);
   // Hidden state that chain b's row s reads: row b · steps + s. Row 0 reads the slot's.
   const ops::Tensor states = mtp_->chain_states();
-  for (int32_t b = 0; b < count; ++b) slot[b] = queries[b].slot;
+  for (const DraftQuery& q : queries) slot.push_back(q.slot);
+  pad(&slot, rows, -1);
   for (int32_t step = 0; step < steps; ++step) {
-    backend_->stage_begin(ops::Lane::kDraft);
-    std::vector<int32_t> to(count);
-    for (int32_t b = 0; b < count; ++b) to[b] = b * steps + step;
-    if (step == 0) {
-      const int32_t* from = backend_->stage<int32_t>(ops::Lane::kDraft, slot);
-      const int32_t* into = backend_->stage<int32_t>(ops::Lane::kDraft, to);
-      if (!from || !into) return fault("the drafted rows do not fit their staging lane");
-      backend_->copy_rows({.count = count, .x = mtp_->slots(), .from = from, .y = x});
-      backend_->copy_rows({.count = count, .x = x, .y = states, .to = into});
-    } else {
-      arrays_.clear();
-      std::vector<int32_t> from, wanted;
-      for (int32_t b = 0; b < count; ++b) {
-        const DraftQuery& q = queries[b];
-        arrays_.add_segment(false, q.slot, q.pages, q.context);
-        for (int32_t s = 0; s < step; ++s) {
-          const int32_t row = arrays_.rows();
-          arrays_.add_row(output->token[(first + b) * steps + s], q.context + s, s == 0 ? -1 : row - 1, options_.page_size);
-          from.push_back(b * steps + s);
-        }
-        wanted.push_back(arrays_.rows() - 1);
+    std::vector<int32_t> to, from, wanted;
+    for (int32_t b = 0; b < count; ++b) to.push_back(b * steps + step);
+    arrays_.clear();
+    for (int32_t b = 0; b < count && step > 0; ++b) {
+      const DraftQuery& q = queries[b];
+      arrays_.add_segment(false, q.slot, q.pages, q.context);
+      for (int32_t s = 0; s < step; ++s) {
+        const int32_t row = arrays_.rows();
+        arrays_.add_row(output->token[(first + b) * steps + s], q.context + s, s == 0 ? -1 : row - 1, options_.page_size);
+        from.push_back(b * steps + s);
       }
-      ops::Forest view;
-      DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kDraft, &view));
-      const int32_t* staged[3] = {backend_->stage<int32_t>(ops::Lane::kDraft, from), backend_->stage<int32_t>(ops::Lane::kDraft, wanted),
-                                  backend_->stage<int32_t>(ops::Lane::kDraft, to)};
-      if (!staged[0] || !staged[1] || !staged[2]) return fault("the drafted rows do not fit their staging lane");
-      mtp_->forward(view, states, staged[0], staged[1], count);
-      backend_->copy_rows({.count = count, .x = mtp_->output(), .y = x});
-      backend_->copy_rows({.count = count, .x = x, .y = states, .to = staged[2]});
+      wanted.push_back(arrays_.rows() - 1);
     }
-    target_->head(x, logits);
-    int32_t bad = -1;
-    backend_->top_k_log_probs({.logits = logits,
-                               .real_vocab = options_.real_vocab,
-                               .top_k = 1,
-                               .token = token.data(),
-                               .log_prob = log_prob.data(),
-                               .bad_row = &bad});
+    if (fixed) {
+      ForestShape shape = arrays_.shape();
+      shape.rows = chains * step, shape.segments = chains, shape.max_position = position_bucket(shape.max_position);
+      if (step > 0) arrays_.pad(shape), pad(&from, shape.rows, -1), pad(&wanted, chains, 0);
+      pad(&to, chains, -1);
+    }
+    backend_->stage_begin(ops::Lane::kDraft);
+    const int32_t* staged[4] = {backend_->stage<int32_t>(ops::Lane::kDraft, slot), backend_->stage<int32_t>(ops::Lane::kDraft, to),
+                                backend_->stage<int32_t>(ops::Lane::kDraft, from), backend_->stage<int32_t>(ops::Lane::kDraft, wanted)};
+    if (!staged[0] || !staged[1] || !staged[2] || !staged[3]) return fault("the drafted rows do not fit their staging lane");
+    ops::Forest view;
+    if (step > 0) DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kDraft, &view));
+    const auto ops = [&] {
+      if (step == 0) {
+        backend_->copy_rows({.count = rows, .x = mtp_->slots(), .from = staged[0], .y = x});
+      } else {
+        mtp_->forward(view, states, staged[2], staged[3], rows);
+        backend_->copy_rows({.count = rows, .x = mtp_->output(), .y = x});
+      }
+      backend_->copy_rows({.count = rows, .x = x, .y = states, .to = staged[1]});
+      target_->head(x, logits);
+      backend_->top_k_log_probs({.logits = logits,
+                                 .real_vocab = options_.real_vocab,
+                                 .top_k = 1,
+                                 .token = draft_token_.data(),
+                                 .log_prob = draft_log_prob_.data(),
+                                 .bad_row = &bad_row_});
+    };
+    bad_row_ = -1;
+    if (fixed) backend_->segment({{kDraftStep, step, chains, view.max_position}}, ops);
+    else ops();
     DDTREE_RETURN_IF_ERROR(backend_->finish());
-    if (bad >= 0) {
-      return fault(
-          fmt::format("MTP logits of draft {} (slot {}, context {}) are not finite", step, queries[bad].slot, queries[bad].context));
+    if (bad_row_ >= 0 && bad_row_ < count) {
+      return fault(fmt::format("MTP logits of draft {} (slot {}, context {}) are not finite", step, queries[bad_row_].slot,
+                               queries[bad_row_].context));
     }
     for (int32_t b = 0; b < count; ++b) {
-      output->token[(first + b) * steps + step] = token[b];
-      output->log_prob[(first + b) * steps + step] = log_prob[b];
+      output->token[(first + b) * steps + step] = draft_token_[b];
+      output->log_prob[(first + b) * steps + step] = draft_log_prob_[b];
     }
   }
   return {};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -55,6 +56,9 @@ class PairExecutor final : public Executor {
   Status draft_nextn(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output) override;
   void time_ops(bool on) override { backend_->time_ops(on); }
   std::vector<ops::OpTime> op_times() override { return backend_->op_times(); }
+  void time_device(bool on) override { backend_->time_segments(on); }
+  double device_ms() override { return backend_->segment_ms(); }
+  int32_t warm_up_runs() const override { return options_.graphs && backend_->fixed_shapes() ? 2 : 0; }
   Result<ops::DeviceRates> measure_rates() override { return backend_->measure_rates(); }
 
   // --- for tests -------------------------------------------------------------------------------------------------------------------------
@@ -65,14 +69,34 @@ class PairExecutor final : public Executor {
   // Appends given features (float32, [rows, taps · H], row-major) as drafter context at positions first, first + 1, …
   Status feed_features(std::span<const int32_t> pages, int32_t first, std::span<const float> features);
   ops::Backend& backend() { return *backend_; }
+  // Everything that lasts from pass to pass. Null: the pair has none.
+  struct Storage {
+    const ops::KvPool *target = nullptr, *mtp = nullptr, *drafter = nullptr;
+    const ops::StatePool* states = nullptr;
+    ops::Tensor mtp_slots;  // [slots, H]
+  };
+  Storage storage() const {
+    Storage s{.target = target_->kv(), .states = target_->states()};
+    if (mtp_) s.mtp = mtp_->kv(), s.mtp_slots = mtp_->slots();
+    if (drafter_) s.drafter = drafter_->kv();
+    return s;
+  }
 
  private:
   PairExecutor() = default;
   Status load(const PairParts& parts, const Probe& probe);
   Status check_options(const PairParts& parts);
   Status check_accepted(std::span<const Accepted> accepted) const;
-  Status feed_drafter(std::span<const Accepted> accepted);
-  Status feed_mtp(std::span<const Accepted> accepted);
+  // `of` rounded up, where the backend wants it and a bucket of at most `most_rows` holds it.
+  std::optional<ForestShape> rounded(const ForestShape& of, int32_t most_rows) const;
+  // What a commit stages: root paths (ops::Paths); rows whose features the drafter gets; rows of the MTP head, whose forest is arrays_.
+  struct Kept {
+    std::vector<int32_t> offset{0}, row, slot, from, position, place, mtp_from, mtp_wanted, mtp_last, mtp_slot;
+  };
+  void keep_paths(std::span<const Accepted> accepted, Kept* kept) const;
+  void keep_features(std::span<const Accepted> accepted, Kept* kept) const;
+  void keep_mtp(std::span<const Accepted> accepted, Kept* kept);
+  bool pad_kept(Kept* kept);
   Status check_queries(std::span<const DraftQuery> queries, bool needs_slot) const;
   Status draft_blocks(std::span<const DraftQuery> queries, int32_t top_k, int32_t* token, float* log_prob);
   Status draft_steps(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output, size_t first);
@@ -92,6 +116,12 @@ class PairExecutor final : public Executor {
   std::vector<float> row_;    // one row of it on the host
   ops::Tensor draft_wanted_;  // [draft rows, H]
   ops::Tensor draft_logits_;  // [draft rows, V]
+
+  // Where ops leave their results: the same places in every pass, as a recorded segment needs them.
+  std::vector<int32_t> best_, draft_token_;
+  std::vector<float> margin_, draft_log_prob_;
+  std::vector<uint8_t> bad_rows_;
+  int32_t bad_row_ = -1;
 
   // The last pass, until its commit.
   Forest pass_;

@@ -40,6 +40,9 @@ class SyntheticExecutor final : public Executor {
   Status draft_nextn(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output) override;
   void time_ops(bool on) override { inner_->time_ops(on); }
   std::vector<ops::OpTime> op_times() override { return inner_->op_times(); }
+  void time_device(bool on) override { inner_->time_device(on); }
+  double device_ms() override { return inner_->device_ms(); }
+  int32_t warm_up_runs() const override { return inner_->warm_up_runs(); }
   Result<ops::DeviceRates> measure_rates() override { return inner_->measure_rates(); }
 
  private:

@@ -41,6 +41,8 @@ class Target {
   ops::Tensor features() const { return features_; }  // [max_rows, captures · H] of the last pass; absent without captures
   const ops::Weight* embedding() const { return embed_; }
   const LayerShape& shape() const { return shape_; }
+  const ops::KvPool* kv() const { return kv_; }             // null: no such layer
+  const ops::StatePool* states() const { return states_; }  // null: no such layer
 
  private:
   struct DeltaWeights {

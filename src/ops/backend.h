@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "ops/norm.h"
 #include "ops/rates.h"
 #include "ops/rows.h"
+#include "ops/segment.h"
 #include "ops/silu_mul.h"
 #include "ops/tensor.h"
 
@@ -80,6 +82,12 @@ class Backend {
   virtual Result<const float*> host_floats(
       const Tensor& t) = 0;  // contiguous float32 [rows, cols], valid until the next call or op; finishes
   virtual void reset_state(StatePool* states, int32_t slot) = 0;  // zero state and window, all layers
+  // Whether passes should be rounded up to few shapes by padding (ops/forest.h), so that segment() meets the same key again.
+  virtual bool fixed_shapes() const { return false; }
+  // Runs `ops`. The same key promises the same calls with the same arguments, pointers to staged arrays and host arrays of results
+  // included; only what stands there may differ. So they may be recorded once and replayed. Everything is staged before, and finish()
+  // comes between two segments with results.
+  virtual void segment(const SegmentKey&, const std::function<void()>& ops) { ops(); }
 
   // --- ops ---------------------------------------------------------------------------------------------------------------------------
   virtual void embed(const EmbedArgs& args) = 0;
@@ -108,6 +116,9 @@ class Backend {
   // While on, every op is timed by itself (the device idles between ops: shares, not sums). op_times() forgets what it gives.
   virtual void time_ops(bool) {}
   virtual std::vector<OpTime> op_times() { return {}; }
+  // While on, segments are timed on the device. segment_ms(): of all that were finished since it was last asked.
+  virtual void time_segments(bool) {}
+  virtual double segment_ms() { return 0; }
   virtual Result<DeviceRates> measure_rates() { return Status(Code::kUnavailable, "this backend measures no rates"); }
   // Bytes a second from pinned host memory to the device, by copies of the loader's size: no load can be faster. 0: nothing to cross.
   virtual Result<double> measure_link() { return 0.0; }

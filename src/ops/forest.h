@@ -13,6 +13,11 @@ struct ForestSegment {
   int32_t first_page = 0;  // index into pages
 };
 
+// Where a backend has fixed shapes, a pass may be padded: rows with segment_of, parent and place -1, token and position 0, and segments
+// with no rows and slot -1, behind the others; in lists of rows, slots and places -1 is padding too, and offsets repeat the last. Ops write
+// nothing that lasts for padding (no page, window or state; its rows of activations hold anything), and the host values below may be
+// larger than what is there.
+//
 // Rows of a segment are contiguous, a parent stands before its children, position = context + depth: so the ancestors of a row have
 // consecutive positions, and a row's path is one sequence of positions 0 … position whatever the shape of the tree.
 struct Forest {

@@ -361,6 +361,7 @@ const std::vector<Flag>& own_flags() {
        take_fraction},
       {{"--kv-pages"}, "Capacity", "N", "the same in pages", whole(1, INT32_MAX, &C::service, &ServiceOptions::pages)},
       {{"--device"}, "Capacity", "cpu|cuda[:N]", "where the engine runs (default: cpu; cuda is right but not tuned yet)", take_device},
+      {{"--disable-cuda-graph"}, "Capacity", "", "launch kernels one by one; same answers", on(&C::service, &ServiceOptions::no_graphs)},
       {{"--load-format"},
        "Model",
        "auto|safetensors|dummy",

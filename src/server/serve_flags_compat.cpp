@@ -26,7 +26,7 @@ const V kPort{V::kWhole, 0, 65535, {}};
 V one_of(std::vector<const char*> words) { return {V::kOneOf, 0, 0, std::move(words)}; }
 
 const char* const kOneKernelSet = "this build has one set of kernels for its device; nothing to choose";
-const char* const kGraphs = "there are no CUDA graphs on the CPU; nothing to switch";
+const char* const kGraphs = "CUDA graphs are recorded for the sizes that come up, as many as the memory plan holds; nothing to choose";
 const char* const kOneDevice = "this build runs on one device; leave it out (or give 1) and serve a model that fits there";
 const char* const kMetricsOn = "/metrics is always there";
 
@@ -81,7 +81,6 @@ const std::vector<F>& table() {
       {{"--speculative-dflash-draft-window-size"}, kValue, false, {}, "the drafter's config.json says its window; that is used", kCount},
       {{"--speculative-draft-model-revision"}, kValue, false, {}, "the folder given is read as it is"},
       {{"--revision"}, kValue, false, {}, "the folder given is read as it is"},
-      {{"--disable-cuda-graph"}, kSwitch, false, {}, kGraphs},
       {{"--disable-cuda-graph-padding"}, kSwitch, false, {}, kGraphs},
       {{"--disable-piecewise-cuda-graph"}, kSwitch, false, {}, kGraphs},
       {{"--cuda-graph-max-bs"}, kValue, false, {}, kGraphs, kCount},

@@ -40,6 +40,7 @@ struct ServiceOptions {
   double mem_fraction = 0;            // of the device's memory that all this server takes may come to; 0: kDefaultFraction
   int threads = 0;                    // 0: all cores
   int cuda_device = -1;               // -1: the CPU engine
+  bool no_graphs = false;             // passes are launched kernel by kernel, not recorded as CUDA graphs
   std::string reasoning_parser;       // "": by the template; "none": off
   std::string tool_parser;            // "": qwen3_coder; "none": off
   bool always_include_usage = false;  // streams end with a usage chunk even where the request did not ask for one

@@ -124,6 +124,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   phases.progress(Phase::kWeights, 0, "taking memory: " + plan_sentence(*plan));
   ExecutorOptions executor = plan->executor;
   executor.threads = options.threads;
+  executor.graphs = !options.no_graphs;
   executor.real_vocab = parts->tokenizer->id_count();
   executor.loading.progress = [&phases, told = 0.0](const ops::LoadProgress& p) mutable {
     if (p.bytes == p.total) {

@@ -72,6 +72,7 @@ CudaBackend::CudaBackend(const CudaOptions& options, DeviceInfo device) : option
 
 CudaBackend::~CudaBackend() {
   if (stream_) cudaStreamSynchronize(stream_);
+  drop_graphs();
   blas_.reset();
   if (stream_) cudaStreamDestroy(stream_);
   for (void* p : device_blocks_) cudaFree(p);
@@ -389,6 +390,7 @@ Status CudaBackend::finish() {
   check(cudaStreamSynchronize(stream_), "finish");
   for (const Pending& p : pending_) p.take(results_ + p.offset, p.bytes);
   pending_.clear();
+  if (!segment_events_.empty()) read_segment_times();
   results_used_ = small_used_ = 0;
   return std::exchange(error_, Status());
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ops/backend.h"
@@ -22,6 +23,8 @@ struct CudaOptions {
   // Device memory taken at once and handed out piece by piece: the memory plan's figure. What comes beyond it is taken singly, with a
   // warning. 0: every piece is an allocation of its own, so that compute-sanitizer sees a step past one's end.
   int64_t arena_bytes = 0;
+  bool graphs = true;        // segments are recorded as CUDA graphs; false: the same launches one by one
+  int32_t most_graphs = 96;  // kept at a time
 };
 
 class CudaBackend final : public Backend {
@@ -52,6 +55,10 @@ class CudaBackend final : public Backend {
   Status finish() override;
   Result<const float*> host_floats(const Tensor& t) override;
   void reset_state(StatePool* states, int32_t slot) override;
+  bool fixed_shapes() const override { return true; }
+  void segment(const SegmentKey& key, const std::function<void()>& ops) override;
+  int64_t graph_count() const { return recorded_; }
+  int64_t graph_bytes() const { return graph_bytes_; }  // of device memory, as the driver reports them
 
   void embed(const EmbedArgs& args) override;
   void copy_rows(const CopyRowsArgs& args) override;
@@ -75,6 +82,8 @@ class CudaBackend final : public Backend {
   bool in_host_memory() const override { return false; }
   void time_ops(bool on) override;
   std::vector<OpTime> op_times() override;
+  void time_segments(bool on) override;
+  double segment_ms() override { return std::exchange(segment_ms_, 0.0); }
   Result<DeviceRates> measure_rates() override;
   Result<double> measure_link() override;
 
@@ -113,6 +122,20 @@ class CudaBackend final : public Backend {
     const char* op;
     cudaEvent_t begin, end;
   };
+  struct Graph {  // graphs.cpp
+    cudaGraphExec_t exec = nullptr;
+    cudaEvent_t begin = nullptr, end = nullptr;  // while segments are timed
+    std::vector<Pending> pending;                // what finish() does with its results
+    int64_t results = 0, small = 0;              // and how much room they take
+    int64_t bytes = 0;                           // of device memory
+    uint64_t used = 0;                           // when
+  };
+  void run_plainly(const std::function<void()>& ops);
+  bool record(Graph* graph, const std::function<void()>& ops);
+  void drop(Graph* graph);
+  void drop_graphs();
+  void make_room_for_graphs();
+  void read_segment_times();
 
   CudaOptions options_;
   DeviceInfo device_;
@@ -139,6 +162,12 @@ class CudaBackend final : public Backend {
   std::byte* blas_work_ = nullptr;
   std::byte* work_ = nullptr;  // partial results of logits ops
   int64_t work_size_ = 0;
+  std::unordered_map<SegmentKey, Graph, SegmentKeyHash> graphs_;  // without exec: seen once
+  int64_t recorded_ = 0, graph_bytes_ = 0;
+  uint64_t graph_clock_ = 0;
+  bool time_segments_ = false;
+  std::vector<std::pair<cudaEvent_t, cudaEvent_t>> segment_events_;  // since the last finish()
+  double segment_ms_ = 0;
   bool timing_ = false;
   cudaEvent_t op_begin_ = nullptr;
   std::vector<OpEvents> op_events_;

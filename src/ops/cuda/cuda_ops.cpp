@@ -152,7 +152,6 @@ void CudaBackend::top_k_log_probs(const TopKArgs& a) {
   auto* row_bad = reinterpret_cast<int32_t*>(results + 256);
   auto* token = row_bad + a.logits.rows;
   auto* log_prob = reinterpret_cast<float*>(token + values);
-  check(cudaMemsetAsync(results, 0, static_cast<size_t>(256 + a.logits.rows * 4), stream_), "top_k_log_probs");
   const cudaError_t fast = work_fits(layout::logits_work(a.logits.rows, a.real_vocab, a.top_k))
                                ? kernels::best_of_rows(stream_, a.logits, a.real_vocab, a.top_k, true, work_, token, log_prob, row_bad)
                                : cudaErrorNotSupported;
@@ -183,7 +182,6 @@ void CudaBackend::best_two(const BestTwoArgs& a) {
   auto* bad = reinterpret_cast<int32_t*>(results);
   auto* token = bad + rows;
   auto* score = reinterpret_cast<float*>(token + 2 * rows);
-  check(cudaMemsetAsync(bad, 0, static_cast<size_t>(rows) * 4, stream_), "best_two");
   if (!work_fits(layout::logits_work(rows, a.real_vocab, 2))) return;
   check(kernels::best_of_rows(stream_, a.logits, a.real_vocab, 2, false, work_, token, score, bad), "best_two");
   later(

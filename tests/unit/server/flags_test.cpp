@@ -87,6 +87,8 @@ TEST_CASE("published DFLASH and NEXTN command lines parse") {
   };
   for (const std::string& line : lines) good(line);
 
+  CHECK(good("--model-path /m --disable-cuda-graph").service.no_graphs);
+  CHECK_FALSE(good("--model-path /m").service.no_graphs);
   const ServeConfig dflash = good(lines[0]);
   CHECK(dflash.service.engine.mode == SpeculationMode::kDflash);
   CHECK(dflash.service.mode_given);
