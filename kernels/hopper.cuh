@@ -32,6 +32,13 @@ __device__ __forceinline__ void bulk_copy(void* to, const CUtensorMap* map, uint
       "l"(map), "r"(inner), "r"(outer), "r"(shared_address(barrier))
       : "memory");
 }
+// The same of a 4-D map.
+__device__ __forceinline__ void bulk_copy(void* to, const CUtensorMap* map, uint64_t* barrier, int c0, int c1, int c2, int c3) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+                   shared_address(to)),
+               "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(barrier))
+               : "memory");
+}
 // Matrix descriptor of a K-major tile whose rows are 128 bytes, 128-byte swizzle, atoms of 8 rows (1,024 bytes) one below another.
 __device__ __forceinline__ uint64_t descriptor(const void* p) {
   return ((shared_address(p) & 0x3FFFFu) >> 4) | (uint64_t{1} << 16) | (uint64_t{1024 >> 4} << 32) | (uint64_t{1} << 62);

@@ -34,9 +34,22 @@ cudaError_t silu_mul(cudaStream_t stream, const ops::SiluMulArgs& a);
 // --- linear_few_rows.cu (sm_90a), linear_portable.cu (any) -------------------------------------------------------------------------------
 int few_rows_bucket(int rows);                      // 8, 16, 32, 64, 128; 0: too many
 int few_rows_tile(int64_t n, int multiprocessors);  // weight rows a tile, a multiple of 8, at most 128
-// Maps: weights [n, k] with box {64, tile}; rows [rows, k] with box {64, bucket}; both 128-byte swizzled BF16.
-cudaError_t linear_few_rows(cudaStream_t stream, const CUtensorMap& weights, const CUtensorMap& rows, int row_count, int64_t n, int64_t k,
-                            int tile, const ops::Tensor& y, int multiprocessors, size_t shared_limit);
+struct FewRowsWeight {
+  const CUtensorMap* map = nullptr;  // [n, k] with box {64, tile}; for SiLU {k, 4, gate | up, n / 8} with box {64, 4, 2, tile / 8}
+  int64_t n = 0, k = 0;
+  int tile = 0, multiprocessors = 1;
+  size_t shared_limit = 0;  // bytes a block may use
+};
+// Maps are of BF16 with 128-byte swizzle; `rows` is [rows, k] with box {64, bucket}.
+cudaError_t linear_few_rows(cudaStream_t stream, const FewRowsWeight& w, const CUtensorMap& rows, int row_count, const ops::Tensor& y,
+                            const ops::RowScale& scale);
+cudaError_t linear_silu_few_rows(cudaStream_t stream, const FewRowsWeight& w, const CUtensorMap& rows, int row_count, const ops::Tensor& y,
+                                 const ops::RowScale& scale);
+// Leaves the scale to the next product: args.squares gets a partial sum of squares for each of the ceil(n / tile) tiles. Residual, w and
+// squares begin at multiples of 16 bytes, y and tap at multiples of 8, in every row.
+bool few_rows_norms(int64_t n, int tile);  // whether this form takes a weight
+cudaError_t linear_add_norm_few_rows(cudaStream_t stream, const FewRowsWeight& w, const CUtensorMap& rows, int row_count,
+                                     const ops::LinearAddNormArgs& args);
 // Any card, any row count, BF16 or float32 weights.
 cudaError_t linear_portable(cudaStream_t stream, const void* weight, bool weight_bf16, const ops::Tensor& x, int64_t n, int64_t k,
                             const ops::Tensor& y);

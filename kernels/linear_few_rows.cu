@@ -6,6 +6,10 @@
 // layer's matrices. So the tile's height, not a split, evens the work out over the multiprocessors (see few_rows_tile). The prologue starts
 // the weights' copies before it waits for the kernel before it: weights do not depend on it.
 //
+// What follows a product belongs to its epilogue, since a kernel of its own costs a boundary of 3 to 5 µs (contracts: ops/linear.h):
+// SiLU(gate) · up, for which the map lays rows of both halves side by side in shared memory; the residual's update and the norm, whose
+// scale is left to the product that reads the rows, as its sum needs the tiles of all blocks.
+//
 // Numeric promise: y[r, n] depends on x[r, :] and W[n, :] only, summed in one fixed order for every number of rows in a bucket.
 #include <algorithm>
 
@@ -20,15 +24,68 @@ constexpr int kDepth = 128;  // of a stage, in two halves of 64 (one 128-byte sw
 constexpr int kMaxStages = 16;
 constexpr int kThreads = 288;  // two consumer warpgroups and a producer warp
 
+constexpr int kMostParts = static_cast<int>(ops::kNormParts);
+
 struct FewRows {
   int rows, n, height, tiles, chunks, stages;
   void* y;
   int64_t y_stride;
+  // Scale of x's rows, if `squares`: partial sums of squares, to be added up.
+  const float* squares;
+  int64_t squares_stride;
+  int parts;
+  float width, eps;
+  // kAddNorm.
+  float* residual;
+  const float* norm;
+  bf16* tap;
+  float* own_squares;
+  int64_t residual_stride, tap_stride, own_stride;
 };
+
+enum class After { kNothing, kSilu, kAddNorm };
+
+// scale[r] = 1 / rms of row r, by the 256 consumers, in one fixed order: 32 sums of four parts each, added as a tree over the bits of their
+// index from the highest, whether a thread holds one of them (8 rows) or sixteen (128 rows).
+template <int kRows>
+__device__ __forceinline__ void row_scales(const FewRows& a, float* scale) {
+  constexpr int kLanes = 256 / kRows, kEach = 32 / kLanes;
+  static_assert(kMostParts == 128);
+  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const float* from = a.squares + row * a.squares_stride;
+  float v[kEach];
+#pragma unroll
+  for (int m = 0; m < kEach; ++m) {
+    const int at = (m * kLanes + lane) * 4;
+    float4 q{0, 0, 0, 0};
+    if (row < a.rows && at < a.parts) q = *reinterpret_cast<const float4*>(from + at);
+    v[m] = (q.x + (at + 1 < a.parts ? q.y : 0.0f)) + ((at + 2 < a.parts ? q.z : 0.0f) + (at + 3 < a.parts ? q.w : 0.0f));
+  }
+#pragma unroll
+  for (int step = kEach / 2; step > 0; step /= 2)
+#pragma unroll
+    for (int m = 0; m < step; ++m) v[m] += v[m + step];
+#pragma unroll
+  for (int step = kLanes / 2; step > 0; step /= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], step);
+  if (lane == 0) scale[row] = rsqrtf(v[0] / a.width + a.eps);
+}
+
+__device__ __forceinline__ float rounded(float v) { return to_float(from_float<bf16>(v)); }
+__device__ __forceinline__ uint2 pack4(float4 v) {
+  const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y), b = __floats2bfloat162_rn(v.z, v.w);
+  return {reinterpret_cast<const uint32_t&>(a), reinterpret_cast<const uint32_t&>(b)};
+}
+__device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+constexpr int kSumStride = 68;  // floats of a row's tile in shared memory: a warp's accumulators fall into different banks
+constexpr int kQuads = 16;      // of a row's tile of at most 64 columns; a thread each
+constexpr int exchange_bytes(int rows, bool split, After after) {
+  return !split ? 0 : rows * 4 * (after == After::kAddNorm ? kSumStride : 64);
+}
 
 // kSplit: tiles of at most 64 weight rows; the warpgroups take one half of each stage's depth each and add up at the end. Otherwise each
 // takes 64 of the tile's weight rows.
-template <int kRows, bool kSplit, class Out>
+template <int kRows, bool kSplit, After kAfter, class Out>
 __global__ void __launch_bounds__(kThreads, 1)
     few_rows_kernel(const __grid_constant__ CUtensorMap weights, const __grid_constant__ CUtensorMap rows, FewRows a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // wgmma exists on sm_90a alone; other cards take linear_portable
@@ -36,6 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ uint8_t raw[];
   uint8_t* base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
   __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
+  __shared__ float scale[kRows];
   const int weight_half = a.height * 128;
   constexpr int row_half = kRows * 128;
   const int stage_bytes = 2 * (weight_half + row_half);
@@ -53,8 +111,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       const auto load_weights = [&](int i, int s) {
         const int tile = blockIdx.x + (i / a.chunks) * gridDim.x, k = (i % a.chunks) * kDepth;
         uint8_t* to = base + s * stage_bytes;
-        bulk_copy(to, &weights, full + s, k, tile * a.height);
-        bulk_copy(to + weight_half, &weights, full + s, k + 64, tile * a.height);
+        if constexpr (kAfter == After::kSilu) {
+          bulk_copy(to, &weights, full + s, k, 0, 0, tile * (a.height / 8));
+          bulk_copy(to + weight_half, &weights, full + s, k + 64, 0, 0, tile * (a.height / 8));
+        } else {
+          bulk_copy(to, &weights, full + s, k, tile * a.height);
+          bulk_copy(to + weight_half, &weights, full + s, k + 64, tile * a.height);
+        }
       };
       const auto load_rows = [&](int i, int s) {
         const int k = (i % a.chunks) * kDepth;
@@ -83,9 +146,28 @@ __global__ void __launch_bounds__(kThreads, 1)
   pdl_wait();  // y may still be read by the kernel before this one
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
   float acc[kRows / 2];
+  const bool scaled = kAfter != After::kAddNorm && a.squares != nullptr;
+  if (scaled) {
+    row_scales<kRows>(a, scale);
+    consumers_sync();
+  }
+  // kAddNorm: thread q of a row's sixteen holds four columns of the residual, fetched before the product that is added to them.
+  constexpr int kRowsAtOnce = 256 / kQuads, kPasses = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
+  const int quad = threadIdx.x % kQuads * 4, quad_row = threadIdx.x / kQuads;
+  float4 before[kAfter == After::kAddNorm ? kPasses : 1];
   int s = 0;
   uint32_t parity = 0;
   for (int m = 0; m < mine; ++m) {
+    const int tile = blockIdx.x + m * gridDim.x;
+    const bool live = quad < a.height && tile * a.height + quad < a.n;
+    if constexpr (kAfter == After::kAddNorm) {
+#pragma unroll
+      for (int p = 0; p < kPasses; ++p) {
+        const int r = p * kRowsAtOnce + quad_row;
+        before[p] = {0, 0, 0, 0};
+        if (live && r < a.rows) before[p] = *reinterpret_cast<const float4*>(a.residual + r * a.residual_stride + tile * a.height + quad);
+      }
+    }
     int accumulate = 0;
     for (int c = 0; c < a.chunks; ++c) {
       barrier_wait(full + s, parity);
@@ -109,46 +191,125 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (thread == 0) barrier_arrive(empty + s);
       if (++s == a.stages) s = 0, parity ^= 1;
     }
+    [[maybe_unused]] float* other = reinterpret_cast<float*>(base + static_cast<size_t>(a.stages) * stage_bytes);
+    const int n0 = (kSplit ? 0 : group * 64) + warp * 16 + lane / 4, r0 = (lane % 4) * 2;
+    if constexpr (kAfter == After::kAddNorm) {
+      const auto at = [&](int i) { return other + (i / 4 * 8 + r0 + i % 2) * kSumStride + n0 + (i % 4 / 2) * 8; };
+      if (group == 1)
+#pragma unroll
+        for (int i = 0; i < kRows / 2; ++i) *at(i) = acc[i];
+      consumers_sync();
+      if (group == 0)
+#pragma unroll
+        for (int i = 0; i < kRows / 2; ++i) *at(i) = acc[i] + *at(i);
+      consumers_sync();
+      const int column = tile * a.height + quad;
+      const float4 g = live ? *reinterpret_cast<const float4*>(a.norm + column) : float4{0, 0, 0, 0};
+#pragma unroll
+      for (int p = 0; p < kPasses; ++p) {
+        const int r = p * kRowsAtOnce + quad_row;
+        float sum = 0;
+        if (live && r < a.rows) {
+          const float4 d = *reinterpret_cast<const float4*>(other + r * kSumStride + quad);
+          float4 x = before[p];
+          x = {x.x + rounded(d.x), x.y + rounded(d.y), x.z + rounded(d.z), x.w + rounded(d.w)};
+          *reinterpret_cast<float4*>(a.residual + r * a.residual_stride + column) = x;
+          *reinterpret_cast<uint2*>(static_cast<bf16*>(a.y) + r * a.y_stride + column) =
+              pack4({x.x * g.x, x.y * g.y, x.z * g.z, x.w * g.w});
+          if (a.tap) *reinterpret_cast<uint2*>(a.tap + r * a.tap_stride + column) = pack4(x);
+          sum = (x.x * x.x + x.y * x.y) + (x.z * x.z + x.w * x.w);
+        }
+#pragma unroll
+        for (int step = kQuads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (quad == 0 && r < a.rows) a.own_squares[r * a.own_stride + tile] = sum;
+      }
+      consumers_sync();  // `other` is free again
+      continue;
+    }
     if constexpr (kSplit) {
-      float* other = reinterpret_cast<float*>(base + static_cast<size_t>(a.stages) * stage_bytes);
       if (group == 1)
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) other[i * 128 + thread] = acc[i];
-      asm volatile("bar.sync 1, 256;" ::: "memory");
+      consumers_sync();
       if (group == 0)
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) acc[i] += other[i * 128 + thread];
     }
     if (!kSplit || group == 0) {
-      const int n0 = (kSplit ? 0 : group * 64) + warp * 16 + lane / 4, r0 = (lane % 4) * 2;
-      const int first = (blockIdx.x + m * gridDim.x) * a.height;
-      Out* y = static_cast<Out*>(a.y);
-      const auto put = [&](int n, int r, float v) {
-        if (n < a.height && first + n < a.n && r < a.rows) y[r * a.y_stride + first + n] = from_float<Out>(v);
-      };
+      if (scaled)
 #pragma unroll
-      for (int j = 0; j < kRows / 8; ++j) {
-        put(n0, j * 8 + r0, acc[j * 4]), put(n0, j * 8 + r0 + 1, acc[j * 4 + 1]);
-        put(n0 + 8, j * 8 + r0, acc[j * 4 + 2]), put(n0 + 8, j * 8 + r0 + 1, acc[j * 4 + 3]);
+        for (int i = 0; i < kRows / 2; ++i) acc[i] *= scale[i / 4 * 8 + r0 + i % 2];
+      if constexpr (kAfter == After::kSilu) {
+        // Eight rows of the tile are four of gate, then four of up: lanes below 16 hold gates, those above the ups of the same columns.
+        // Each half of the warp finishes one of the thread's two eights.
+        const int column = n0 / 16 * 8 + lane / 4, width = a.height / 2, first = tile * width;
+        const bool upper = lane >= 16, valid = column < width && first + column < a.n / 2;
+        bf16* y = static_cast<bf16*>(a.y) + first + column;
+#pragma unroll
+        for (int j = 0; j < kRows / 8; ++j)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float near = acc[j * 4 + e], far = acc[j * 4 + 2 + e];
+            const float got = __shfl_xor_sync(0xffffffffu, upper ? near : far, 16);
+            const float gate = rounded(upper ? got : near), up = rounded(upper ? far : got);
+            const int r = j * 8 + r0 + e;
+            if (valid && r < a.rows) y[r * a.y_stride] = from_float<bf16>(silu(gate) * up);
+          }
+      } else {
+        const int first = tile * a.height;
+        Out* y = static_cast<Out*>(a.y);
+        const auto put = [&](int n, int r, float v) {
+          if (n < a.height && first + n < a.n && r < a.rows) y[r * a.y_stride + first + n] = from_float<Out>(v);
+        };
+#pragma unroll
+        for (int j = 0; j < kRows / 8; ++j) {
+          put(n0, j * 8 + r0, acc[j * 4]), put(n0, j * 8 + r0 + 1, acc[j * 4 + 1]);
+          put(n0 + 8, j * 8 + r0, acc[j * 4 + 2]), put(n0 + 8, j * 8 + r0 + 1, acc[j * 4 + 3]);
+        }
       }
     }
-    if constexpr (kSplit) asm volatile("bar.sync 1, 256;" ::: "memory");  // `other` is free again
+    if constexpr (kSplit) consumers_sync();  // `other` is free again
   }
 #endif
 }
 
-template <int kRows, bool kSplit, class Out>
+template <int kRows, bool kSplit, After kAfter, class Out>
 cudaError_t run(cudaStream_t stream, const CUtensorMap& weights, const CUtensorMap& rows, FewRows a, int multiprocessors,
                 size_t shared_limit) {
-  static const cudaError_t once = cudaFuncSetAttribute(few_rows_kernel<kRows, kSplit, Out>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                       static_cast<int>(shared_limit));
+  const auto kernel = few_rows_kernel<kRows, kSplit, kAfter, Out>;
+  static const cudaError_t once = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_limit));
   if (once != cudaSuccess) return once;
   const size_t stage = 2 * (static_cast<size_t>(a.height) + kRows) * 128;
   // Alignment, the split's exchange, and room behind the last stage: products read 64 rows of a shorter tile, whatever lies there.
-  const size_t extra = 1024 + (kSplit ? static_cast<size_t>(kRows) * 64 * 4 : 0) + (a.height % 64 ? 64 * 128 : 0);
+  const size_t extra = 1024 + exchange_bytes(kRows, kSplit, kAfter) + (a.height % 64 ? 64 * 128 : 0);
   a.stages = static_cast<int>(std::min<size_t>(kMaxStages, (shared_limit - extra) / stage));
-  return launch(few_rows_kernel<kRows, kSplit, Out>, dim3(std::min(multiprocessors, a.tiles)), dim3(kThreads), extra + a.stages * stage,
-                stream, weights, rows, a);
+  return launch(kernel, dim3(std::min(multiprocessors, a.tiles)), dim3(kThreads), extra + a.stages * stage, stream, weights, rows, a);
+}
+
+// f.operator()<kRows>() for the bucket of `rows`.
+template <class F>
+cudaError_t by_bucket(int rows, const F& f) {
+  switch (few_rows_bucket(rows)) {
+    case 8: return f.template operator()<8>();
+    case 16: return f.template operator()<16>();
+    case 32: return f.template operator()<32>();
+    case 64: return f.template operator()<64>();
+    case 128: return f.template operator()<128>();
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+FewRows product(int rows, int64_t n, int64_t k, int tile, const ops::Tensor& y) {
+  FewRows a{};
+  a.rows = rows, a.n = static_cast<int>(n), a.height = tile, a.tiles = static_cast<int>((n + tile - 1) / tile);
+  a.chunks = static_cast<int>((k + kDepth - 1) / kDepth);
+  a.y = y.data, a.y_stride = y.stride;
+  return a;
+}
+void set_scale(FewRows* a, const ops::RowScale& s) {
+  if (s.parts == 0) return;
+  a->squares = as_f32(s.squares), a->squares_stride = s.squares.stride, a->parts = s.parts;
+  a->width = static_cast<float>(s.width), a->eps = s.eps;
 }
 
 }  // namespace
@@ -170,27 +331,42 @@ int few_rows_tile(int64_t n, int multiprocessors) {
   return best;
 }
 
-cudaError_t linear_few_rows(cudaStream_t stream, const CUtensorMap& weights, const CUtensorMap& rows, int row_count, int64_t n, int64_t k,
-                            int tile, const ops::Tensor& y, int multiprocessors, size_t shared_limit) {
-  FewRows a{
-      row_count, static_cast<int>(n), tile, static_cast<int>((n + tile - 1) / tile), static_cast<int>((k + kDepth - 1) / kDepth), 0, y.data,
-      y.stride};
-  const bool split = tile <= 64, f32 = y.element == ops::Element::kFloat32;
-  const auto pick = [&]<int kRows>() {
-    if (split)
-      return f32 ? run<kRows, true, float>(stream, weights, rows, a, multiprocessors, shared_limit)
-                 : run<kRows, true, bf16>(stream, weights, rows, a, multiprocessors, shared_limit);
-    return f32 ? run<kRows, false, float>(stream, weights, rows, a, multiprocessors, shared_limit)
-               : run<kRows, false, bf16>(stream, weights, rows, a, multiprocessors, shared_limit);
-  };
-  switch (few_rows_bucket(row_count)) {
-    case 8: return pick.template operator()<8>();
-    case 16: return pick.template operator()<16>();
-    case 32: return pick.template operator()<32>();
-    case 64: return pick.template operator()<64>();
-    case 128: return pick.template operator()<128>();
-    default: return cudaErrorInvalidValue;
-  }
+bool few_rows_norms(int64_t n, int tile) { return n % 4 == 0 && tile <= 64 && (n + tile - 1) / tile <= kMostParts; }
+
+cudaError_t linear_few_rows(cudaStream_t stream, const FewRowsWeight& w, const CUtensorMap& rows, int row_count, const ops::Tensor& y,
+                            const ops::RowScale& scale) {
+  FewRows a = product(row_count, w.n, w.k, w.tile, y);
+  set_scale(&a, scale);
+  const bool split = w.tile <= 64, f32 = y.element == ops::Element::kFloat32;
+  return by_bucket(row_count, [&]<int kRows>() {
+    const auto go = [&]<bool kSplit, class Out>() {
+      return run<kRows, kSplit, After::kNothing, Out>(stream, *w.map, rows, a, w.multiprocessors, w.shared_limit);
+    };
+    if (split) return f32 ? go.template operator()<true, float>() : go.template operator()<true, bf16>();
+    return f32 ? go.template operator()<false, float>() : go.template operator()<false, bf16>();
+  });
+}
+
+cudaError_t linear_silu_few_rows(cudaStream_t stream, const FewRowsWeight& w, const CUtensorMap& rows, int row_count, const ops::Tensor& y,
+                                 const ops::RowScale& scale) {
+  FewRows a = product(row_count, w.n, w.k, w.tile, y);
+  set_scale(&a, scale);
+  return by_bucket(row_count, [&]<int kRows>() {
+    return w.tile <= 64 ? run<kRows, true, After::kSilu, bf16>(stream, *w.map, rows, a, w.multiprocessors, w.shared_limit)
+                        : run<kRows, false, After::kSilu, bf16>(stream, *w.map, rows, a, w.multiprocessors, w.shared_limit);
+  });
+}
+
+cudaError_t linear_add_norm_few_rows(cudaStream_t stream, const FewRowsWeight& w, const CUtensorMap& rows, int row_count,
+                                     const ops::LinearAddNormArgs& args) {
+  FewRows a = product(row_count, w.n, w.k, w.tile, args.y);
+  a.residual = as_f32(args.residual), a.residual_stride = args.residual.stride;
+  a.norm = as_f32(args.w);
+  a.tap = as_bf16_out(args.tap), a.tap_stride = args.tap.stride;
+  a.own_squares = as_f32(args.squares), a.own_stride = args.squares.stride;
+  return by_bucket(row_count, [&]<int kRows>() {
+    return run<kRows, true, After::kAddNorm, bf16>(stream, *w.map, rows, a, w.multiprocessors, w.shared_limit);
+  });
 }
 
 }  // namespace ddtree::kernels

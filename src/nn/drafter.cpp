@@ -87,18 +87,14 @@ void Drafter::feed(int32_t rows, const int32_t* position, const int32_t* place) 
 
 void Drafter::forward(const ops::Forest& forest) {
   const int64_t rows = forest.rows;
-  const ops::Tensor x = buffers_.x.row_range(0, rows), h = buffers_.h.row_range(0, rows), delta = buffers_.delta.row_range(0, rows);
-  const ops::Tensor o = buffers_.o.row_range(0, rows);
+  const ops::Tensor x = buffers_.x.row_range(0, rows), h = buffers_.h.row_range(0, rows), o = buffers_.o.row_range(0, rows);
   backend_->embed({.token = forest.token, .rows = forest.rows, .weight = embed_, .y = x});
+  backend_->rms_norm({.x = x, .w = layers_[0].input_norm, .eps = shape_.eps, .y = h});
+  ops::RowScale scale;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
-    if (i == 0) {
-      backend_->rms_norm({.x = x, .w = layer.input_norm, .eps = shape_.eps, .y = h});
-    } else {
-      backend_->add_rms_norm({.x = x, .delta = delta, .w = layer.input_norm, .eps = shape_.eps, .y = h});
-    }
     const AttentionStorage storage{.scratch = scratch_, .pool = kv_, .pool_layer = static_cast<int32_t>(i), .rope = rope_};
-    prepare_attention(backend_, shape_, layer.attention, storage, forest, buffers_);
+    prepare_attention(backend_, shape_, layer.attention, storage, forest, buffers_, scale);
     backend_->draft_attention({.forest = &forest,
                                .heads = shape_.heads,
                                .q = buffers_.q.row_range(0, rows),
@@ -109,11 +105,12 @@ void Drafter::forward(const ops::Forest& forest) {
                                .causal = spec_.layers[i].causal,
                                .window = spec_.layers[i].sliding ? spec_.window : 0,
                                .o = o});
-    backend_->linear({.x = o, .weight = layer.attention.o, .y = delta});
-    backend_->add_rms_norm({.x = x, .delta = delta, .w = layer.post_norm, .eps = shape_.eps, .y = h});
-    run_mlp(backend_, layer.mlp, buffers_, rows);
+    scale = add_and_norm(backend_, shape_, buffers_, o, layer.attention.o,
+                         {.residual = x, .w = layer.post_norm, .y = h, .next = layer.mlp.gate_up});
+    NormAfter after{.residual = x, .w = norm_, .y = hidden_.row_range(0, rows)};
+    if (i + 1 < layers_.size()) after = {.residual = x, .w = layers_[i + 1].input_norm, .y = h, .next = layers_[i + 1].attention.packed};
+    scale = run_mlp(backend_, shape_, layer.mlp, buffers_, rows, scale, after);
   }
-  backend_->add_rms_norm({.x = x, .delta = delta, .w = norm_, .eps = shape_.eps, .y = hidden_.row_range(0, rows)});
 }
 
 }  // namespace ddtree::nn

@@ -1,5 +1,6 @@
 #include "nn/layers.h"
 
+#include <algorithm>
 #include <array>
 
 #include "nn/assign.h"
@@ -34,20 +35,39 @@ Result<LayerBuffers> make_buffers(ops::Backend* backend, const LayerShape& shape
   DDTREE_ASSIGN(b.o, backend->make_tensor(rows, mixer_output, element));
   DDTREE_ASSIGN(b.gate_up, backend->make_tensor(rows, 2 * shape.intermediate, element));
   DDTREE_ASSIGN(b.act, backend->make_tensor(rows, shape.intermediate, element));
+  DDTREE_ASSIGN(b.squares, backend->make_tensor(std::min(rows, ops::kUnscaledRows), ops::kNormParts, ops::Element::kFloat32));
   return b;
 }
 
-void run_mlp(ops::Backend* backend, const MlpWeights& weights, const LayerBuffers& buffers, int64_t rows) {
-  const ops::Tensor gate_up = buffers.gate_up.row_range(0, rows), act = buffers.act.row_range(0, rows);
-  backend->linear({.x = buffers.h.row_range(0, rows), .weight = weights.gate_up, .y = gate_up});
-  backend->silu_mul({.x = gate_up, .y = act});
-  backend->linear({.x = act, .weight = weights.down, .y = buffers.delta.row_range(0, rows)});
+ops::RowScale add_and_norm(ops::Backend* backend, const LayerShape& shape, const LayerBuffers& buffers, const ops::Tensor& x,
+                           const ops::Weight* weight, const NormAfter& after) {
+  return backend->linear_add_norm({.x = x,
+                                   .weight = weight,
+                                   .delta = buffers.delta.row_range(0, x.rows),
+                                   .residual = after.residual,
+                                   .w = after.w,
+                                   .eps = shape.eps,
+                                   .y = after.y,
+                                   .tap = after.tap,
+                                   .next = after.next,
+                                   .squares = buffers.squares});
+}
+
+ops::RowScale run_mlp(ops::Backend* backend, const LayerShape& shape, const MlpWeights& weights, const LayerBuffers& buffers, int64_t rows,
+                      const ops::RowScale& scale, const NormAfter& after) {
+  const ops::Tensor act = buffers.act.row_range(0, rows);
+  backend->linear_silu({.x = buffers.h.row_range(0, rows),
+                        .weight = weights.gate_up,
+                        .gate_up = buffers.gate_up.row_range(0, rows),
+                        .y = act,
+                        .scale = scale});
+  return add_and_norm(backend, shape, buffers, act, weights.down, after);
 }
 
 void prepare_attention(ops::Backend* backend, const LayerShape& shape, const AttentionWeights& weights, const AttentionStorage& storage,
-                       const ops::Forest& forest, const LayerBuffers& buffers) {
+                       const ops::Forest& forest, const LayerBuffers& buffers, const ops::RowScale& scale) {
   const ops::Tensor packed = buffers.packed.row_range(0, forest.rows).col_range(0, shape.packed());
-  backend->linear({.x = buffers.h.row_range(0, forest.rows), .weight = weights.packed, .y = packed});
+  backend->linear({.x = buffers.h.row_range(0, forest.rows), .weight = weights.packed, .y = packed, .scale = scale});
   backend->attention_prepare({.forest = &forest,
                               .heads = shape.heads,
                               .gate = shape.gate,

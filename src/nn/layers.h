@@ -38,6 +38,17 @@ struct LayerBuffers {
   ops::Tensor o;        // [rows, widest mixer output]
   ops::Tensor gate_up;  // [rows, 2·I]
   ops::Tensor act;      // [rows, I]
+  ops::Tensor squares;  // [few rows, parts] of the scale that h's rows may still need
+};
+
+// The residual's update behind a mixer or an MLP, and the norm that follows it.
+struct NormAfter {
+  ops::Tensor residual;  // [rows, H], updated
+  ops::Tensor w;         // [1, H]
+  ops::Tensor y;         // [rows, H]
+  ops::Tensor tap;       // [rows, H] or absent
+  // The weight that y goes to, in this layer or the next; null: y is read in other ways too and must be normed.
+  const ops::Weight* next = nullptr;
 };
 
 // `zero_centred`: the norms' weights get +1 (target and MTP), or not (drafter).
@@ -45,10 +56,15 @@ Result<MlpWeights> pack_mlp(ops::Backend* backend, const MlpTensors& tensors);
 Result<AttentionWeights> pack_attention(ops::Backend* backend, const FullAttentionTensors& tensors, bool zero_centred);
 Result<LayerBuffers> make_buffers(ops::Backend* backend, const LayerShape& shape, int64_t rows, int64_t packed, int64_t mixer_output);
 
-// delta = mlp(h), all of `rows` rows.
-void run_mlp(ops::Backend* backend, const MlpWeights& weights, const LayerBuffers& buffers, int64_t rows);
+// residual += x · W, then the norm. What is returned goes to the product of after.y with after.next.
+ops::RowScale add_and_norm(ops::Backend* backend, const LayerShape& shape, const LayerBuffers& buffers, const ops::Tensor& x,
+                           const ops::Weight* weight, const NormAfter& after);
 
-// packed = h · W; q, K and V prepared (certain rows' K and V go to the pool). What an attention op then reads.
+// residual += mlp(h), all of `rows` rows; then the norm, as above. `scale` is h's.
+ops::RowScale run_mlp(ops::Backend* backend, const LayerShape& shape, const MlpWeights& weights, const LayerBuffers& buffers, int64_t rows,
+                      const ops::RowScale& scale, const NormAfter& after);
+
+// packed = h · W (`scale` is h's); q, K and V prepared (certain rows' K and V go to the pool). What an attention op then reads.
 struct AttentionStorage {
   ops::KvScratch* scratch = nullptr;
   int32_t scratch_layer = 0;
@@ -57,6 +73,6 @@ struct AttentionStorage {
   const ops::RopeTable* rope = nullptr;
 };
 void prepare_attention(ops::Backend* backend, const LayerShape& shape, const AttentionWeights& weights, const AttentionStorage& storage,
-                       const ops::Forest& forest, const LayerBuffers& buffers);
+                       const ops::Forest& forest, const LayerBuffers& buffers, const ops::RowScale& scale);
 
 }  // namespace ddtree::nn

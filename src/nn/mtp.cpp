@@ -55,10 +55,9 @@ void Mtp::forward(const ops::Forest& forest, const ops::Tensor& hidden, const in
   backend_->linear({.x = both, .weight = fc_, .y = gathered});
   backend_->rms_norm({.x = gathered, .w = input_norm_, .eps = shape_.eps, .y = h});
   const AttentionStorage storage{.scratch = scratch_, .pool = kv_, .rope = rope_};
-  prepare_attention(backend_, shape_, attention_, storage, forest, buffers_);
+  prepare_attention(backend_, shape_, attention_, storage, forest, buffers_, {});
 
-  const ops::Tensor o = buffers_.o.row_range(0, count), picked = picked_.row_range(0, count), delta = buffers_.delta.row_range(0, count);
-  const ops::Tensor h_picked = buffers_.h.row_range(0, count);
+  const ops::Tensor o = buffers_.o.row_range(0, count), picked = picked_.row_range(0, count);
   backend_->attention({.forest = &forest,
                        .heads = shape_.heads,
                        .q = buffers_.q.row_range(0, rows),
@@ -69,11 +68,11 @@ void Mtp::forward(const ops::Forest& forest, const ops::Tensor& hidden, const in
                        .row = wanted,
                        .count = count,
                        .o = o});
-  backend_->linear({.x = o, .weight = attention_.o, .y = delta});
   backend_->copy_rows({.count = count, .x = gathered, .from = wanted, .y = picked});
-  backend_->add_rms_norm({.x = picked, .delta = delta, .w = post_norm_, .eps = shape_.eps, .y = h_picked});
-  run_mlp(backend_, mlp_, buffers_, count);
-  backend_->add_rms_norm({.x = picked, .delta = delta, .w = norm_, .eps = shape_.eps, .y = output_.row_range(0, count)});
+  const ops::RowScale scale =
+      add_and_norm(backend_, shape_, buffers_, o, attention_.o,
+                   {.residual = picked, .w = post_norm_, .y = buffers_.h.row_range(0, count), .next = mlp_.gate_up});
+  run_mlp(backend_, shape_, mlp_, buffers_, count, scale, {.residual = picked, .w = norm_, .y = output_.row_range(0, count)});
 }
 
 }  // namespace ddtree::nn

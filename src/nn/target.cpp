@@ -121,12 +121,12 @@ void Target::copy_tap(int32_t layer, int64_t rows) const {
   }
 }
 
-void Target::run_delta(const Layer& layer, const ops::Forest& forest) {
+ops::RowScale Target::run_delta(const Layer& layer, const ops::Forest& forest, const ops::RowScale& scale, const NormAfter& after) {
   const int64_t rows = forest.rows, channels = spec_.conv_channels(), values = spec_.value_heads * spec_.value_dim;
   const DeltaWeights& w = layer.delta;
   const ops::Tensor packed = buffers_.packed.row_range(0, rows).col_range(0, w.packed->n());
   const ops::Tensor o = buffers_.o.row_range(0, rows).col_range(0, values);
-  backend_->linear({.x = buffers_.h.row_range(0, rows), .weight = w.packed, .y = packed});
+  backend_->linear({.x = buffers_.h.row_range(0, rows), .weight = w.packed, .y = packed, .scale = scale});
   backend_->gated_delta_mixer({.forest = &forest,
                                .x = packed.col_range(0, channels),
                                .z = packed.col_range(channels, values),
@@ -142,12 +142,12 @@ void Target::run_delta(const Layer& layer, const ops::Forest& forest) {
                                .layer = layer.index,
                                .c = conv_.row_range(0, rows),
                                .o = o});
-  backend_->linear({.x = o, .weight = w.out, .y = buffers_.delta.row_range(0, rows)});
+  return add_and_norm(backend_, shape_, buffers_, o, w.out, after);
 }
 
-void Target::run_attention(const Layer& layer, const ops::Forest& forest) {
+ops::RowScale Target::run_attention(const Layer& layer, const ops::Forest& forest, const ops::RowScale& scale, const NormAfter& after) {
   const AttentionStorage storage{.scratch = scratch_, .scratch_layer = layer.index, .pool = kv_, .pool_layer = layer.index, .rope = rope_};
-  prepare_attention(backend_, shape_, layer.attention, storage, forest, buffers_);
+  prepare_attention(backend_, shape_, layer.attention, storage, forest, buffers_, scale);
   const ops::Tensor o = buffers_.o.row_range(0, forest.rows).col_range(0, int64_t{shape_.heads} * shape_.head_dim);
   backend_->attention({.forest = &forest,
                        .heads = shape_.heads,
@@ -159,35 +159,29 @@ void Target::run_attention(const Layer& layer, const ops::Forest& forest) {
                        .pool = kv_,
                        .pool_layer = layer.index,
                        .o = o});
-  backend_->linear({.x = o, .weight = layer.attention.o, .y = buffers_.delta.row_range(0, forest.rows)});
+  return add_and_norm(backend_, shape_, buffers_, o, layer.attention.o, after);
 }
 
 void Target::forward(const ops::Forest& forest) {
   const int64_t rows = forest.rows;
-  const ops::Tensor x = buffers_.x.row_range(0, rows), h = buffers_.h.row_range(0, rows), delta = buffers_.delta.row_range(0, rows);
+  const ops::Tensor x = buffers_.x.row_range(0, rows), h = buffers_.h.row_range(0, rows);
   backend_->embed({.token = forest.token, .rows = forest.rows, .weight = embed_, .y = x});
   if (const ops::Tensor to = tap(-1, rows); to.present()) backend_->copy_rows({.count = forest.rows, .x = x, .y = to});
+  backend_->rms_norm({.x = x, .w = layers_[0].input_norm, .eps = shape_.eps, .y = h});
+  ops::RowScale scale;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const Layer& layer = layers_[i];
-    if (i == 0) {
-      backend_->rms_norm({.x = x, .w = layer.input_norm, .eps = shape_.eps, .y = h});
-    } else {
-      const auto before = static_cast<int32_t>(i) - 1;
-      backend_->add_rms_norm({.x = x, .delta = delta, .w = layer.input_norm, .eps = shape_.eps, .y = h, .tap = tap(before, rows)});
-      copy_tap(before, rows);
+    const auto index = static_cast<int32_t>(i);
+    const NormAfter mixer{.residual = x, .w = layer.post_norm, .y = h, .next = layer.mlp.gate_up};
+    scale = layer.kind == LayerKind::kGatedDelta ? run_delta(layer, forest, scale, mixer) : run_attention(layer, forest, scale, mixer);
+    NormAfter mlp{.residual = x, .w = final_norm_, .y = hidden_.row_range(0, rows), .tap = tap(index, rows)};
+    if (i + 1 < layers_.size()) {
+      const Layer& next = layers_[i + 1];
+      mlp.w = next.input_norm, mlp.y = h, mlp.next = next.first();
     }
-    if (layer.kind == LayerKind::kGatedDelta) {
-      run_delta(layer, forest);
-    } else {
-      run_attention(layer, forest);
-    }
-    backend_->add_rms_norm({.x = x, .delta = delta, .w = layer.post_norm, .eps = shape_.eps, .y = h});
-    run_mlp(backend_, layer.mlp, buffers_, rows);
+    scale = run_mlp(backend_, shape_, layer.mlp, buffers_, rows, scale, mlp);
+    copy_tap(index, rows);
   }
-  const auto last = static_cast<int32_t>(layers_.size()) - 1;
-  backend_->add_rms_norm(
-      {.x = x, .delta = delta, .w = final_norm_, .eps = shape_.eps, .y = hidden_.row_range(0, rows), .tap = tap(last, rows)});
-  copy_tap(last, rows);
 }
 
 void Target::commit(const ops::Forest& forest, const ops::Paths& paths) {

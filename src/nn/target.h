@@ -59,14 +59,16 @@ class Target {
     DeltaWeights delta;
     AttentionWeights attention;
     MlpWeights mlp;
+    const ops::Weight* first() const { return kind == LayerKind::kGatedDelta ? delta.packed : attention.packed; }  // reads the normed rows
   };
 
   Target(ops::Backend* backend, const ModelSpec& spec, TargetLimits limits, const ops::RopeTable* rope);
   Status load(const TargetTensors& tensors);
   Status make_storage();
   Result<DeltaWeights> pack_delta(const GatedDeltaTensors& tensors);
-  void run_delta(const Layer& layer, const ops::Forest& forest);
-  void run_attention(const Layer& layer, const ops::Forest& forest);
+  // The mixer of h, whose rows `scale` belongs to; then the residual's update and the norm.
+  ops::RowScale run_delta(const Layer& layer, const ops::Forest& forest, const ops::RowScale& scale, const NormAfter& after);
+  ops::RowScale run_attention(const Layer& layer, const ops::Forest& forest, const ops::RowScale& scale, const NormAfter& after);
   ops::Tensor tap(int32_t layer, int64_t rows) const;  // where the output of `layer` goes first; absent if nobody wants it
   void copy_tap(int32_t layer, int64_t rows) const;    // a second capture of the same layer
 

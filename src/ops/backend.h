@@ -97,6 +97,15 @@ class Backend {
   virtual void gated_rms_norm(const GatedRmsNormArgs& args) = 0;
   virtual void linear(const LinearArgs& args) = 0;
   virtual void silu_mul(const SiluMulArgs& args) = 0;
+  virtual void linear_silu(const LinearSiluArgs& args) {
+    linear({.x = args.x, .weight = args.weight, .y = args.gate_up, .scale = args.scale});
+    silu_mul({.x = args.gate_up, .y = args.y});
+  }
+  virtual RowScale linear_add_norm(const LinearAddNormArgs& args) {
+    linear({.x = args.x, .weight = args.weight, .y = args.delta});
+    add_rms_norm({.x = args.residual, .delta = args.delta, .w = args.w, .eps = args.eps, .y = args.y, .tap = args.tap});
+    return {};
+  }
   virtual void attention_prepare(const AttentionPrepareArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
   virtual void draft_attention(const DraftAttentionArgs& args) = 0;

@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -30,14 +31,22 @@ decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return encode;
 }
 
-bool encode_map(CUtensorMap* map, const void* data, int64_t rows, int64_t cols, int64_t stride, int box_rows) {
+// Rank kRank, innermost first; strides in elements.
+template <size_t kRank>
+bool encode_map(CUtensorMap* map, const void* data, const std::array<int64_t, kRank>& size, const std::array<int64_t, kRank - 1>& stride,
+                const std::array<int, kRank>& box) {
   const auto encode = tensor_map_encoder();
-  if (!encode || cols % 8 || stride % 8 || reinterpret_cast<uintptr_t>(data) % 16) return false;
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)},
-                   strides[1] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)}, steps[2] = {1, 1};
+  if (!encode || size[0] % 8 || reinterpret_cast<uintptr_t>(data) % 16) return false;
+  cuuint64_t sizes[kRank], strides[kRank - 1];
+  cuuint32_t boxes[kRank], steps[kRank];
+  for (size_t i = 0; i < kRank; ++i) {
+    sizes[i] = static_cast<cuuint64_t>(size[i]), boxes[i] = static_cast<cuuint32_t>(box[i]), steps[i] = 1;
+    if (i + 1 == kRank) break;
+    if (stride[i] % 8) return false;
+    strides[i] = static_cast<cuuint64_t>(stride[i]) * 2;
+  }
   // No L2 promotion: asking for 256-byte sectors cost 2 % of the read bandwidth.
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes, strides, box, steps,
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kRank, const_cast<void*>(data), sizes, strides, boxes, steps,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
@@ -194,7 +203,9 @@ Result<const Weight*> CudaBackend::pack_weight(std::span<const TensorView> parts
   if (!loading_) DDTREE_RETURN_IF_ERROR(finish_loading({}));
   if (bf16 && hopper_) {
     w->tile = kernels::few_rows_tile(n, device_.multiprocessors);
-    w->mapped = encode_map(&w->map, w->data, n, k, k, w->tile);
+    w->mapped = encode_map<2>(&w->map, w->data, {k, n}, {k}, {64, w->tile});
+    w->paired =
+        w->mapped && n % 8 == 0 && encode_map<4>(&w->pairs, w->data, {k, 4, 2, n / 8}, {k, n / 2 * k, 4 * k}, {64, 4, 2, w->tile / 8});
   }
   return static_cast<const Weight*>(w);
 }
@@ -435,8 +446,17 @@ const CUtensorMap* CudaBackend::row_map(const Tensor& x, int bucket) {
   if (found != maps_.end()) return &found->second;
   CUtensorMap map{};
   // Only x.rows rows are promised to exist; the rest of a box comes as zeros. A map is kept by address, so it must hold for any row count.
-  if (!encode_map(&map, x.data, bucket, x.cols, x.stride, bucket)) return nullptr;
+  if (!encode_map<2>(&map, x.data, {x.cols, bucket}, {x.stride}, {64, bucket})) return nullptr;
   return &maps_.emplace(key, map).first->second;
+}
+
+const CUtensorMap* CudaBackend::few_rows_map(const Tensor& x) {
+  const int bucket = kernels::few_rows_bucket(static_cast<int>(x.rows));
+  return bucket > 0 ? row_map(x, bucket) : nullptr;
+}
+
+kernels::FewRowsWeight CudaBackend::few_rows_weight(const CudaWeight& w, const CUtensorMap& map) const {
+  return {&map, w.n(), w.k(), w.tile, device_.multiprocessors, shared_limit_};
 }
 
 }  // namespace ddtree::ops::cuda

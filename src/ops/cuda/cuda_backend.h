@@ -67,6 +67,8 @@ class CudaBackend final : public Backend {
   void gated_rms_norm(const GatedRmsNormArgs& args) override;
   void linear(const LinearArgs& args) override;
   void silu_mul(const SiluMulArgs& args) override;
+  void linear_silu(const LinearSiluArgs& args) override;
+  RowScale linear_add_norm(const LinearAddNormArgs& args) override;
   void attention_prepare(const AttentionPrepareArgs& args) override;
   void attention(const AttentionArgs& args) override;
   void draft_attention(const DraftAttentionArgs& args) override;
@@ -109,6 +111,8 @@ class CudaBackend final : public Backend {
   void load_later(const TensorView& from, Element element, float add, void* to);  // `to`: device memory
   Result<Tensor> constant_of(const float* values, int64_t rows, int64_t cols, MemoryUse use);
   const CUtensorMap* row_map(const Tensor& x, int bucket);
+  const CUtensorMap* few_rows_map(const Tensor& x);  // null where the kernels for few rows do not take x
+  kernels::FewRowsWeight few_rows_weight(const CudaWeight& w, const CUtensorMap& map) const;
 
   struct StagingLane {
     std::byte *host = nullptr, *device = nullptr;  // pinned, and its copy

@@ -43,23 +43,46 @@ void CudaBackend::linear(const LinearArgs& a) {
   flush();
   const CudaWeight& w = of(a.weight);
   if (library_linear(w, a)) return;
+  // linear_add_norm leaves a scale only where the kernels for few rows take what follows.
+  if (a.scale.parts > 0 && !(w.mapped && few_rows_map(a.x))) return check(cudaErrorInvalidValue, "linear (of rows without their scale)");
   if (w.mapped) {
     constexpr int64_t kMost = 128;
     for (int64_t first = 0; first < a.x.rows; first += kMost) {
       const int64_t rows = std::min(kMost, a.x.rows - first);
       const Tensor x = a.x.row_range(first, rows), y = a.y.row_range(first, rows);
-      const CUtensorMap* map = row_map(x, kernels::few_rows_bucket(static_cast<int>(rows)));
+      const CUtensorMap* map = few_rows_map(x);
       if (!map) {
         check(kernels::linear_portable(stream_, w.data, w.bf16, x, w.n(), w.k(), y), "linear");
         continue;
       }
-      check(kernels::linear_few_rows(stream_, w.map, *map, static_cast<int>(rows), w.n(), w.k(), w.tile, y, device_.multiprocessors,
-                                     shared_limit_),
-            "linear");
+      check(kernels::linear_few_rows(stream_, few_rows_weight(w, w.map), *map, static_cast<int>(rows), y, a.scale), "linear");
     }
     return;
   }
   check(kernels::linear_portable(stream_, w.data, w.bf16, a.x, w.n(), w.k(), a.y), "linear");
+}
+
+void CudaBackend::linear_silu(const LinearSiluArgs& a) {
+  const CudaWeight& w = of(a.weight);
+  const CUtensorMap* map = w.paired ? few_rows_map(a.x) : nullptr;
+  if (!map) return Backend::linear_silu(a);
+  flush();
+  check(kernels::linear_silu_few_rows(stream_, few_rows_weight(w, w.pairs), *map, static_cast<int>(a.x.rows), a.y, a.scale), "linear_silu");
+}
+
+RowScale CudaBackend::linear_add_norm(const LinearAddNormArgs& a) {
+  const CudaWeight& w = of(a.weight);
+  const auto aligned = [](const Tensor& t, int64_t bytes) {
+    return reinterpret_cast<uintptr_t>(t.data) % static_cast<size_t>(bytes) == 0 && t.stride * t.size() % bytes == 0;
+  };
+  const CUtensorMap* map = nullptr;
+  if (a.next && w.mapped && of(a.next).mapped && kernels::few_rows_norms(w.n(), w.tile) && a.squares.rows >= a.x.rows &&
+      few_rows_map(a.y) && aligned(a.residual, 16) && aligned(a.w, 16) && aligned(a.squares, 16) && aligned(a.y, 8) && aligned(a.tap, 8))
+    map = few_rows_map(a.x);
+  if (!map) return Backend::linear_add_norm(a);
+  flush();
+  check(kernels::linear_add_norm_few_rows(stream_, few_rows_weight(w, w.map), *map, static_cast<int>(a.x.rows), a), "linear_add_norm");
+  return {a.squares, static_cast<int32_t>((w.n() + w.tile - 1) / w.tile), w.n(), a.eps};
 }
 
 void CudaBackend::attention_prepare(const AttentionPrepareArgs& a) {

@@ -13,6 +13,8 @@ struct CudaWeight final : Weight {
   bool mapped = false;   // few-rows kernel: map is valid
   int tile = 0;
   CUtensorMap map{};
+  bool paired = false;  // pairs is valid: the same weights as gate | up, for SiLU
+  CUtensorMap pairs{};
 };
 
 struct CudaRope final : RopeTable {

@@ -148,5 +148,59 @@ TEST_CASE("embed and copy_rows are exact", "[ops]") {
   }
 }
 
+TEST_CASE("linear_silu and linear_add_norm: float64 products, norms and gates, taps, BF16 boundaries as in the ops they stand for",
+          "[ops]") {
+  Random random(7);
+  for (const bool bf16 : {false, true}) {
+    const auto backend = make_backend(nullptr, bf16);
+    const int64_t rows = 5, hidden = 40, k = 96, width = 52;
+    const HostWeight down(random.normals(hidden * k, 0.1f), hidden, k, true),
+        both(random.normals(2 * width * hidden, 0.2f), 2 * width, hidden, true);
+    const auto w_down = backend->pack_weight(std::array{down.view}), w_both = backend->pack_weight(std::array{both.view});
+    REQUIRE((w_down.ok() && w_both.ok()));
+    const Floats x = random.activations(rows * k), before = random.normals(rows * hidden, 3.0f), w = random.normals(hidden);
+    const Tensor residual = put(backend.get(), before, rows, hidden), tap = zeros(backend.get(), rows, hidden),
+                 h = zeros(backend.get(), rows, hidden), delta = zeros(backend.get(), rows, hidden),
+                 act = zeros(backend.get(), rows, width), gate_up = zeros(backend.get(), rows, 2 * width),
+                 squares = zeros(backend.get(), rows, kNormParts);
+    const RowScale scale = backend->linear_add_norm({.x = put(backend.get(), x, rows, k),
+                                                     .weight = *w_down,
+                                                     .delta = delta,
+                                                     .residual = residual,
+                                                     .w = put(backend.get(), w, 1, hidden),
+                                                     .eps = 1e-5f,
+                                                     .y = h,
+                                                     .tap = tap,
+                                                     .next = *w_both,
+                                                     .squares = squares});
+    backend->linear_silu({.x = h, .weight = *w_both, .gate_up = gate_up, .y = act, .scale = scale});
+    INFO("bf16 " << bf16);
+    const double limit = bf16 ? 8e-3 : 4e-6;
+    std::vector<double> sum = product(x, down.values, rows, hidden, k);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += before[i];
+    CHECK(error(get(residual), sum) < limit);
+    CHECK(error(get(tap), sum) < limit);
+    Floats normed(sum.size());
+    for (int64_t r = 0; r < rows; ++r) {
+      double squared = 0;
+      for (int64_t i = 0; i < hidden; ++i) squared += sum[r * hidden + i] * sum[r * hidden + i];
+      for (int64_t i = 0; i < hidden; ++i)
+        normed[r * hidden + i] = static_cast<float>(w[i] * sum[r * hidden + i] / std::sqrt(squared / hidden + 1e-5));
+    }
+    const std::vector<double> products = product(normed, both.values, rows, 2 * width, hidden);
+    std::vector<double> want;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < width; ++i) {
+        const double g = products[r * 2 * width + i], u = products[r * 2 * width + width + i];
+        want.push_back(g / (1 + std::exp(-g)) * u);
+      }
+    CHECK(error(get(act), want) < 3 * limit);
+    if (!bf16) continue;
+    Floats rounded = get(act);
+    for (float& v : rounded) v = round_to_bf16(v);
+    CHECK(get(act) == rounded);
+  }
+}
+
 }  // namespace
 }  // namespace ddtree::ops
