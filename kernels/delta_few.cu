@@ -56,6 +56,10 @@ struct RowShared {
   float decay;
 };
 
+// silu without the division's refinement and its slow path, which were a fifth of the kernel. Every instruction runs about once a layer, so
+// that fetching it costs more than running it: the tree's code took 17 us at 133 KB, whatever the number of rows.
+__device__ __forceinline__ float short_silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+
 __device__ __forceinline__ float4 fma4(float s, const float4& v, const float4& add) {
   return {fmaf(s, v.x, add.x), fmaf(s, v.y, add.y), fmaf(s, v.z, add.z), fmaf(s, v.w, add.w)};
 }
@@ -65,7 +69,7 @@ __device__ __forceinline__ float convolve(const float (&w)[kTaps], const bf16 (&
   float sum = 0;
 #pragma unroll
   for (int t = 0; t < kTaps - 1; ++t) sum = fmaf(w[t], to_float(before[t]), sum);
-  return to_float(from_float<bf16>(silu(fmaf(w[kTaps - 1], to_float(x), sum))));
+  return to_float(from_float<bf16>(short_silu(fmaf(w[kTaps - 1], to_float(x), sum))));
 }
 
 // A segment of one row. Thread t has four columns of eight dimensions of the state. Besides, the first 128 threads have a channel of q and
@@ -152,7 +156,7 @@ __device__ __forceinline__ void one_row(const Mixer& a, const ops::ForestSegment
   }
   if (role == 1) {
     const float scale = rsqrtf(sum(m.squares) / static_cast<float>(kDim) + a.eps);
-    a.o[row * a.o_stride + h.value * kDim + c] = from_float<bf16>(norm * (out * scale) * silu(z));
+    a.o[row * a.o_stride + h.value * kDim + c] = from_float<bf16>(norm * (out * scale) * short_silu(z));
     if (s.certain) {
       window[one] = m1[1], window[h.channels + one] = m1[2], window[2 * h.channels + one] = x1;
     } else {
@@ -188,8 +192,9 @@ struct TreeShared {
   float u[kFewRows][kPitch];    // v, then beta (v - e^P S0ᵀk), then the updates
   double prefix[kFewRows];      // P: the gates along the path, in float64: they reach hundreds and differences would cancel
   uint64_t ancestor[kFewRows];  // and itself
-  float beta[kFewRows], q_scale[kFewRows], k_scale[kFewRows];
-  int up[kFewRows], jump[kFewRows];  // parent inside the segment, -1: none
+  float taps[kTaps][3 * kDim];  // of q | k | v
+  float beta[kFewRows], decay[kFewRows], q_scale[kFewRows], k_scale[kFewRows], o_scale[kFewRows];  // decay: e^P
+  int up[kFewRows], jump[kFewRows];                                                                // parent inside the segment, -1: none
 };
 
 // Gates along every row's path and who stands on it, by pointer jumping: a warp, two rows a lane. Rows past the last have no ancestors, not
@@ -222,92 +227,80 @@ __device__ __forceinline__ void tree_gates(const Mixer& a, const ops::ForestSegm
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int i = lane + 32 * e;
-    m.prefix[i] = sum[e], m.ancestor[i] = path[e];
+    m.prefix[i] = sum[e], m.ancestor[i] = path[e], m.decay[i] = expf(static_cast<float>(sum[e]));
     if (i < n) a.gate[static_cast<int64_t>(s.first_row + i) * a.value_heads + h.value] = sum[e];
   }
 }
 
-// conv of the head's q, k and v of all rows. Thread: 8 channels of each, rows r and r + 32.
+// conv of the head's q, k and v of all rows. An item is a row's q, k or v; 16 threads, of 8 channels each, take two items at a time.
 __device__ __forceinline__ void tree_conv(const Mixer& a, const ops::ForestSegment& s, const Head& h, TreeShared& m) {
-  const int chunk = threadIdx.x % 16, n = s.row_count, padded = (n + 15) / 16 * 16;
-  const bf16* window = a.window + static_cast<int64_t>(s.slot) * (kTaps - 1) * h.channels;
-  const bf16* x = a.x + s.first_row * a.x_stride;
-  int row[2], from[2][kTaps];  // row of the segment that a tap reads; negative: column ~from of the window
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    row[e] = threadIdx.x / 16 + 32 * e;
-    int at = row[e] < n ? row[e] : -1, column = kTaps - 1;
-#pragma unroll
-    for (int t = kTaps - 1; t >= 0; --t) {
-      if (at >= 0) {
-        from[e][t] = at, at = m.up[at];
-      } else {
-        from[e][t] = ~(column > 0 ? --column : 0);
-      }
-    }
-  }
-#pragma unroll
-  for (int part = 0; part < 3; ++part) {
-    const int channel = (part == 0 ? h.q : part == 1 ? h.k : h.v) + chunk * 8;
+  const int chunk = threadIdx.x % 16 * 8, n = s.row_count, padded = (n + 15) / 16 * 16, items = 3 * padded;
+  const bf16* window = a.window + static_cast<int64_t>(s.slot) * (kTaps - 1) * h.channels + chunk;
+  const bf16* x = a.x + s.first_row * a.x_stride + chunk;
+#pragma unroll 1
+  for (int item = threadIdx.x / 16; item < items; item += 2 * kThreads / 16) {
+    int part[2], row[2], channel[2];
     uint4 tap[2][kTaps];
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
+    for (int e = 0; e < 2; ++e) {
+      const int mine = item + e * kThreads / 16;
+      part[e] = (mine >= padded) + (mine >= 2 * padded), row[e] = mine < items ? mine - part[e] * padded : padded;
+      channel[e] = part[e] == 0 ? h.q : part[e] == 1 ? h.k : h.v;
+      int at = row[e], column = kTaps - 1;  // row of the segment that the tap reads, or what is left of the window
 #pragma unroll
-      for (int t = 0; t < kTaps; ++t) {
+      for (int t = kTaps - 1; t >= 0; --t) {
         tap[e][t] = {0, 0, 0, 0};
-        if (row[e] < n)
-          tap[e][t] = *reinterpret_cast<const uint4*>(
-              (from[e][t] >= 0 ? x + from[e][t] * a.x_stride : window + static_cast<int64_t>(~from[e][t]) * h.channels) + channel);
-      }
-    float sum[2][8] = {};
-#pragma unroll
-    for (int t = 0; t < kTaps; ++t) {
-      float w[8];
-      *reinterpret_cast<float4*>(w) = *reinterpret_cast<const float4*>(a.taps + t * h.channels + channel);
-      *reinterpret_cast<float4*>(w + 4) = *reinterpret_cast<const float4*>(a.taps + t * h.channels + channel + 4);
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const uint32_t pairs[4] = {tap[e][t].x, tap[e][t].y, tap[e][t].z, tap[e][t].w};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 v = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pairs[i]));
-          sum[e][2 * i] = fmaf(w[2 * i], v.x, sum[e][2 * i]), sum[e][2 * i + 1] = fmaf(w[2 * i + 1], v.y, sum[e][2 * i + 1]);
-        }
+        if (row[e] >= n) continue;
+        const bf16* from = at >= 0 ? x + at * a.x_stride : window + static_cast<int64_t>(--column) * h.channels;
+        tap[e][t] = *reinterpret_cast<const uint4*>(from + channel[e]);
+        at = at >= 0 ? m.up[at] : -1;
       }
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int r = row[e];
-      if (e == 1 && n <= 32) break;  // the whole block
+      if (r >= padded) break;  // the whole warp
+      float sum[8] = {};
+#pragma unroll
+      for (int t = 0; t < kTaps; ++t) {
+        float w[8];
+        *reinterpret_cast<float4*>(w) = *reinterpret_cast<const float4*>(m.taps[t] + part[e] * kDim + chunk);
+        *reinterpret_cast<float4*>(w + 4) = *reinterpret_cast<const float4*>(m.taps[t] + part[e] * kDim + chunk + 4);
+        const uint32_t pairs[4] = {tap[e][t].x, tap[e][t].y, tap[e][t].z, tap[e][t].w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 v = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pairs[i]));
+          sum[2 * i] = fmaf(w[2 * i], v.x, sum[2 * i]), sum[2 * i + 1] = fmaf(w[2 * i + 1], v.y, sum[2 * i + 1]);
+        }
+      }
       const int64_t forest_row = s.first_row + r;
       uint32_t out[4];
       float squares = 0;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        out[i] = matrix::pack(silu(sum[e][2 * i]), silu(sum[e][2 * i + 1]));  // rows past the last: zeros
+        out[i] = matrix::pack(short_silu(sum[2 * i]), short_silu(sum[2 * i + 1]));  // rows past the last: zeros
         const float2 v = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(out[i]));
-        sum[e][2 * i] = v.x, sum[e][2 * i + 1] = v.y;
+        sum[2 * i] = v.x, sum[2 * i + 1] = v.y;
         squares = fmaf(v.x, v.x, fmaf(v.y, v.y, squares));
       }
-      if (part < 2) {
+      if (part[e] == 2) {
+        *reinterpret_cast<float4*>(m.u[r] + chunk) = {sum[0], sum[1], sum[2], sum[3]};
+        *reinterpret_cast<float4*>(m.u[r] + chunk + 4) = {sum[4], sum[5], sum[6], sum[7]};
+      } else {
+        const bool query = part[e] == 0;
 #pragma unroll
         for (int o = 8; o > 0; o >>= 1) squares += __shfl_xor_sync(0xffffffffu, squares, o);
-        const float scale = rsqrtf(squares + kTiny) * (part == 0 ? rsqrtf(static_cast<float>(kDim)) : 1.0f);
-        if (r < padded) {
-          if (chunk == 0) (part == 0 ? m.q_scale : m.k_scale)[r] = scale;
-          *reinterpret_cast<uint4*>((part == 0 ? m.q : m.k)[r] + chunk * 8) = {out[0], out[1], out[2], out[3]};
+        const float scale = rsqrtf(squares + kTiny);
+        if (chunk == 0) (query ? m.q_scale : m.k_scale)[r] = query ? scale * rsqrtf(static_cast<float>(kDim)) : scale;
+        *reinterpret_cast<uint4*>((query ? m.q : m.k)[r] + chunk) = {out[0], out[1], out[2], out[3]};
+        if (!query && h.first_of_key && r < n) {
+          float* to = a.k + (forest_row * a.key_heads + h.key) * kDim + chunk;
+          *reinterpret_cast<float4*>(to) = {sum[0] * scale, sum[1] * scale, sum[2] * scale, sum[3] * scale};
+          *reinterpret_cast<float4*>(to + 4) = {sum[4] * scale, sum[5] * scale, sum[6] * scale, sum[7] * scale};
         }
-        if (part == 1 && h.first_of_key && r < n) {
-          float* to = a.k + (forest_row * a.key_heads + h.key) * kDim + chunk * 8;
-          *reinterpret_cast<float4*>(to) = {sum[e][0] * scale, sum[e][1] * scale, sum[e][2] * scale, sum[e][3] * scale};
-          *reinterpret_cast<float4*>(to + 4) = {sum[e][4] * scale, sum[e][5] * scale, sum[e][6] * scale, sum[e][7] * scale};
-        }
-      } else if (r < padded) {
-        *reinterpret_cast<float4*>(m.u[r] + chunk * 8) = {sum[e][0], sum[e][1], sum[e][2], sum[e][3]};
-        *reinterpret_cast<float4*>(m.u[r] + chunk * 8 + 4) = {sum[e][4], sum[e][5], sum[e][6], sum[e][7]};
       }
-      if (r < n && (part == 2 || h.first_of_key))
-        *reinterpret_cast<uint4*>(a.input + forest_row * h.channels + channel) = tap[e][kTaps - 1];
+      if (r < n && (part[e] == 2 || h.first_of_key))
+        *reinterpret_cast<uint4*>(a.input + forest_row * h.channels + channel[e] + chunk) = tap[e][kTaps - 1];
     }
   }
 }
@@ -373,10 +366,16 @@ __device__ __forceinline__ void tree(const Mixer& a, const ops::ForestSegment& s
       for (int e = 0; e < 4; ++e) S[d][e] = from[(16 * d + e % 2 + e / 2 * 8) * kDim];
     norm = *reinterpret_cast<const float2*>(a.norm + column);
   }
+  if (threadIdx.x < kTaps * 3 * kDim / 4) {
+    const int t = threadIdx.x / (3 * kDim / 4), part = threadIdx.x / (kDim / 4) % 3, c = threadIdx.x % (kDim / 4) * 4;
+    matrix::copy16(m.taps[t] + part * kDim + c, a.taps + t * h.channels + (part == 0 ? h.q : part == 1 ? h.k : h.v) + c, true);
+  }
+  matrix::copy_commit();
   if (threadIdx.x < kFewRows) {
     const int i = threadIdx.x;
     m.up[i] = i < n ? max(a.parent[s.first_row + i] - s.first_row, -1) : -1;
   }
+  matrix::copy_wait<0>();
   __syncthreads();
   pdl_wait();
   if (warp < kWarps) {
@@ -414,7 +413,7 @@ __device__ __forceinline__ void tree(const Mixer& a, const ops::ForestSegment& s
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int i = t * 16 + group + 8 * half;
-        const float decay = expf(static_cast<float>(m.prefix[i])), kd = decay * m.k_scale[i], qd = decay * m.q_scale[i], beta = m.beta[i];
+        const float decay = m.decay[i], kd = decay * m.k_scale[i], qd = decay * m.q_scale[i], beta = m.beta[i];
         float2* cell = reinterpret_cast<float2*>(m.u[i] + column);
         const float2 v = *cell;
         *cell = {beta * (v.x - kd * acc[t][2 * half]), beta * (v.y - kd * acc[t][2 * half + 1])};
@@ -503,6 +502,16 @@ __device__ __forceinline__ void tree(const Mixer& a, const ops::ForestSegment& s
     }
   }
   __syncthreads();
+  if (threadIdx.x < n) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; w += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(m.squares[threadIdx.x] + w);
+      sum += (v.x + v.y) + (v.z + v.w);
+    }
+    m.o_scale[threadIdx.x] = rsqrtf(sum / static_cast<float>(kDim) + a.eps);
+  }
+  __syncthreads();
   if (warp >= kWarps) return;
 #pragma unroll
   for (int t = 0; t < 4; ++t) {
@@ -511,16 +520,10 @@ __device__ __forceinline__ void tree(const Mixer& a, const ops::ForestSegment& s
     for (int half = 0; half < 2; ++half) {
       const int i = t * 16 + group + 8 * half;
       if (i >= n) continue;
-      float sum = 0;
-#pragma unroll
-      for (int w = 0; w < kWarps; w += 4) {
-        const float4 v = *reinterpret_cast<const float4*>(m.squares[i] + w);
-        sum += (v.x + v.y) + (v.z + v.w);
-      }
-      const float scale = rsqrtf(sum / static_cast<float>(kDim) + a.eps);
+      const float scale = m.o_scale[i];
       const float2 gate = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(z[t][half]));
-      *reinterpret_cast<uint32_t*>(a.o + static_cast<int64_t>(s.first_row + i) * a.o_stride + h.value * kDim + column) =
-          matrix::pack(norm.x * (acc[4 + t][2 * half] * scale) * silu(gate.x), norm.y * (acc[4 + t][2 * half + 1] * scale) * silu(gate.y));
+      *reinterpret_cast<uint32_t*>(a.o + static_cast<int64_t>(s.first_row + i) * a.o_stride + h.value * kDim + column) = matrix::pack(
+          norm.x * (acc[4 + t][2 * half] * scale) * short_silu(gate.x), norm.y * (acc[4 + t][2 * half + 1] * scale) * short_silu(gate.y));
     }
   }
 }

@@ -38,7 +38,8 @@ class Mixer {
       dt_bias_.push_back(twins.constants(random->normals(shape.value_heads), 1, shape.value_heads));
     }
     norm_ = twins.constants(random->normals(shape.value_dim), 1, shape.value_dim);
-    packed_ = twins.activations(rows, width());
+    // Rows of a multiple of 16 bytes, as the models' are: the mixer's kernel for few rows takes no others.
+    packed_ = twins.activations(rows, (width() + 7) / 8 * 8);
     c_ = twins.activations(rows, shape.channels());
   }
   int64_t values() const { return int64_t{shape.value_heads} * shape.value_dim; }
@@ -64,7 +65,7 @@ class Mixer {
     const Each<Forest> forest = plan.stage(twins_);
     const int64_t rows = plan.rows(), channels = shape.channels();
     const size_t n = twins_.count();
-    const Each<Tensor> packed = rows_of(packed_, n, 0, rows), given = rows_of(c_, n, 0, rows);
+    const Each<Tensor> packed = cols_of(rows_of(packed_, n, 0, rows), n, 0, width()), given = rows_of(c_, n, 0, rows);
     const Each<Tensor> x = cols_of(packed, n, 0, channels), a = cols_of(packed, n, channels + values(), shape.value_heads),
                        b = cols_of(packed, n, channels + values() + shape.value_heads, shape.value_heads);
     if (!in.c.empty()) twins_.upload(in.c, given);
@@ -112,7 +113,7 @@ class Mixer {
     for (int32_t layer = 0; layer < shape.layers; ++layer) {
       INFO("layer " << layer);
       const auto l = static_cast<size_t>(layer);
-      const Each<Tensor> packed = rows_of(packed_, n, 0, rows);
+      const Each<Tensor> packed = cols_of(rows_of(packed_, n, 0, rows), n, 0, width());
       twins_.upload(random_->activations(rows * width()), packed);
       if (!x.empty()) twins_.upload(x, cols_of(packed, n, 0, channels));
       if (!z.empty()) twins_.upload(z, cols_of(packed, n, channels, values()));
