@@ -3,7 +3,7 @@
 // gated_delta_mixer: all that stands between a layer's packed projection and its output projection: conv, delta_rule and gated_rms_norm one
 //   after another, as each is written below and in norm.h, BF16 boundaries included (c and the delta rule's o are rounded too). `c` is
 //   workspace: undefined afterwards. CUDA runs segments of one row and trees of at most 64 rows in one kernel (key and value heads of 128,
-//   four taps), other segments as the three ops; which of both depends on the segment alone.
+//   four taps, rows of a multiple of 16 bytes), other segments as the three ops; which of both depends on the segment alone.
 //
 // conv: c[r, ch] = silu( Σ_t w[ch, t] · m_t ), where m_{W-1} is the row's own input x[r, ch], m_{W-2} its parent's, …; taps before the
 //   segment's root come from the slot's window, which is zero for a new sequence. Taps follow parents, not rows. Accumulated over t
@@ -22,8 +22,9 @@
 //   Certain segments run as chunks of at most 64 rows, each folded into the slot's state before the next: a single row is a chunk of one,
 //   with the same arithmetic as a tentative row and its commit. Tentative segments write no state. Factors (k^, u, P) of all rows
 //   stay in `trace` until the next pass. All float32 but g and P (float64); BF16 boundaries: o is rounded once.
-//   A row's result depends on its own path and, for certain rows, on where chunks begin; never on other segments. (CUDA, delta_rule alone:
-//   to rounding only, where another segment of the pass is a tree of more than 64 rows; a tree has at most 320 there.)
+//   A row's result depends on its own path and, for certain rows, on where chunks begin; never on other segments. (CUDA, outside
+//   the kernel for few rows: to rounding only, where another segment of the pass is a tree of more than 64 rows; a tree has at most 320
+//   there.)
 //
 // delta_commit: for each path with leaf l, in every layer: S <- e^{P_l} S + Σ_{j on path} e^{P_l-P_j} k^_j u_jᵀ, and the window becomes the
 //   last W-1 of [window, the path's inputs]. Only for tentative segments: certain ones have done both.
