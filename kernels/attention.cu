@@ -1,13 +1,15 @@
 // attention_prepare, attention, draft_attention, draft_context, kv_commit. Contract: ops/attention.h.
 //
-// The plain form of attention, for what attention_tiles.cu does not take: a block takes one row and one kv head with all the query heads
-// that read it, and a part of the context; a second kernel joins the parts. One warp a key at a time, lanes over the head's dimensions. The
-// row's path is one sequence of positions: committed ones by page, then its ancestors in scratch.
+// The plain form of attention, for what the forms by tensor cores do not take (lists of rows, other head sizes): a block takes one row and
+// one kv head with all the query heads that read it, and a part of the context; a second kernel joins the parts. One warp a key at a time,
+// lanes over the head's dimensions. The row's path is one sequence of positions: committed ones by page, then its ancestors in scratch. How
+// many parts there are follows from the row's own context, so a row's bits do not depend on the pass.
 #include <algorithm>
 
 #include "kernels/attention.cuh"
 #include "kernels/common.cuh"
 #include "kernels/kernels.h"
+#include "kernels/matrix.cuh"
 
 namespace ddtree::kernels {
 namespace {
@@ -21,78 +23,118 @@ struct Prepare {
   const ops::ForestSegment* segment;
   bf16 *q, *scratch_k, *scratch_v, *pool_k, *pool_v;
   int64_t q_stride;
-  int rows, heads, kv_heads, dim, rotary;
-  bool gate;
+  int rows, heads, kv_heads, rotary;
+  bool gate, aligned;
   float eps;
 };
 
-// Norms (w · x / rms) and rotates one head held in shared memory; lanes stride over it.
-__device__ void norm_rotate(const bf16* in, const float* w, float eps, int dim, int rotary, const float* cos, const float* sin,
-                            float* buffer, int lane) {
-  float sum = 0;
-  for (int i = lane; i < dim; i += 32) {
-    const float v = to_float(in[i]);
-    buffer[i] = v;
-    sum += v * v;
+// kPer neighbouring BF16 values, in one access where the rows' strides allow it.
+template <int kPer>
+__device__ __forceinline__ void load_values(const bf16* from, bool aligned, bf16 (&v)[kPer]) {
+  if constexpr (kPer == 8) {
+    if (aligned) return void(*reinterpret_cast<uint4*>(v) = *reinterpret_cast<const uint4*>(from));
+  } else if constexpr (kPer == 4) {
+    if (aligned) return void(*reinterpret_cast<uint2*>(v) = *reinterpret_cast<const uint2*>(from));
   }
-  const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(dim) + eps);
-  __syncwarp();
-  for (int i = lane; i < dim; i += 32) buffer[i] = w[i] * (buffer[i] * scale);
-  __syncwarp();
-  const int half = rotary / 2;
-  for (int i = lane; i < half; i += 32) {
-    const float a = buffer[i], b = buffer[i + half];
-    buffer[i] = a * cos[i] - b * sin[i];
-    buffer[i + half] = b * cos[i] + a * sin[i];
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) v[i] = from[i];
+}
+template <int kPer>
+__device__ __forceinline__ void store_values(bf16* to, bool aligned, const bf16 (&v)[kPer]) {
+  if constexpr (kPer == 8) {
+    if (aligned) return void(*reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(v));
+  } else if constexpr (kPer == 4) {
+    if (aligned) return void(*reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(v));
   }
-  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) to[i] = v[i];
 }
 
+// Norms (w · x / rms) and rotates one head; the lane has dimensions lane · kPer …, and meets the other half of its pairs in `buffer`.
+template <int kPer>
+__device__ __forceinline__ void norm_rotate(bf16 (&v)[kPer], const float* w, float eps, int rotary, const float* cos, const float* sin,
+                                            float* buffer, int lane) {
+  const int first = lane * kPer, half = rotary / 2;
+  alignas(16) float weight[kPer];
+  float x[kPer], c[kPer], s[kPer], sum = 0;
+  // Loads that depend on nothing, under way at once.
+  if constexpr (kPer % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kPer; i += 4) *reinterpret_cast<float4*>(weight + i) = *reinterpret_cast<const float4*>(w + first + i);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) weight[i] = w[first + i];
+  }
+  if (first < rotary) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int d = first + i, pair = d < half ? d : d - half;
+      c[i] = d < rotary ? cos[pair] : 1.0f, s[i] = d < rotary ? sin[pair] : 0.0f;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) x[i] = to_float(v[i]), sum += x[i] * x[i];
+  const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(32 * kPer) + eps);
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) x[i] = weight[i] * (x[i] * scale);
+  if (first < rotary) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) buffer[first + i] = x[i];
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int d = first + i;
+    if (d < half) x[i] = x[i] * c[i] - buffer[d + half] * s[i];
+    else if (d < rotary) x[i] = x[i] * c[i] + buffer[d - half] * s[i];
+    v[i] = from_float<bf16>(x[i]);
+  }
+}
+
+template <int kPer>
 __global__ void __launch_bounds__(256) prepare_kernel(Prepare a) {
-  __shared__ float buffers[8][256];
+  __shared__ float buffers[8][32 * kPer];
   pdl_begin();
+  constexpr int kDim = 32 * kPer;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, per_row = a.heads + 2 * a.kv_heads;
   const int item = blockIdx.x * 8 + warp;
   if (item >= a.rows * per_row) return;
-  const int r = item / per_row, h = item % per_row;
-  const bf16* row = a.packed + r * a.stride;
-  const int position = a.position[r], wide = a.gate ? 2 * a.dim : a.dim;
-  const float *cos = a.cos + static_cast<int64_t>(position) * (a.rotary / 2),
-              *sin = a.sin + static_cast<int64_t>(position) * (a.rotary / 2);
-  float* buffer = buffers[warp];
-  if (h < a.heads) {
-    norm_rotate(row + h * wide, a.q_norm, a.eps, a.dim, a.rotary, cos, sin, buffer, lane);
-    for (int i = lane; i < a.dim; i += 32) a.q[r * a.q_stride + h * a.dim + i] = from_float<bf16>(buffer[i]);
-    return;
+  const int r = item / per_row, h = item % per_row, segment = a.segment_of[r];  // -1: a row that only fills a captured graph's bucket
+  const int wide = a.gate ? 2 * kDim : kDim, first = lane * kPer;
+  const bool query = h < a.heads, is_k = !query && h < a.heads + a.kv_heads;
+  alignas(16) bf16 v[kPer];
+  load_values(a.packed + r * a.stride + (query ? h * wide : a.heads * wide + (h - a.heads) * kDim) + first, a.aligned, v);
+  if (query || is_k) {
+    const int64_t angle = static_cast<int64_t>(a.position[r]) * (a.rotary / 2);
+    norm_rotate(v, query ? a.q_norm : a.k_norm, a.eps, a.rotary, a.cos + angle, a.sin + angle, buffers[warp], lane);
   }
-  const int segment = a.segment_of[r];
-  const bool certain = a.pool_k && segment >= 0 && a.segment[segment].certain;  // -1: padding
-  const bool is_k = h < a.heads + a.kv_heads;
+  if (query) return store_values(a.q + r * a.q_stride + h * kDim + first, a.aligned, v);
   const int kv = h - a.heads - (is_k ? 0 : a.kv_heads);
-  const bf16* in = row + a.heads * wide + (h - a.heads) * a.dim;
-  bf16* scratch = (is_k ? a.scratch_k : a.scratch_v) + (static_cast<int64_t>(r) * a.kv_heads + kv) * a.dim;
-  bf16* pool = certain ? (is_k ? a.pool_k : a.pool_v) + (static_cast<int64_t>(a.place[r]) * a.kv_heads + kv) * a.dim : nullptr;
-  if (is_k) norm_rotate(in, a.k_norm, a.eps, a.dim, a.rotary, cos, sin, buffer, lane);
-  for (int i = lane; i < a.dim; i += 32) {
-    const bf16 v = is_k ? from_float<bf16>(buffer[i]) : in[i];
-    scratch[i] = v;
-    if (pool) pool[i] = v;
-  }
+  store_values((is_k ? a.scratch_k : a.scratch_v) + (static_cast<int64_t>(r) * a.kv_heads + kv) * kDim + first, true, v);
+  if (a.pool_k && segment >= 0 && a.segment[segment].certain && a.place[r] >= 0)
+    store_values((is_k ? a.pool_k : a.pool_v) + (static_cast<int64_t>(a.place[r]) * a.kv_heads + kv) * kDim + first, true, v);
 }
 
-constexpr int kWarps = 8, kGroup = 8;  // query heads a block at most; larger ratios take several blocks
+constexpr int kWarps = 8, kGroup = 8;              // query heads a block at most; larger ratios take several blocks
+constexpr int kPlainParts = 16, kPlainKeys = 128;  // parts of a row's committed keys at most; keys of a part at least
 
-using Attention = AttentionArgsDevice;
+struct Plain : AttentionArgsDevice {
+  int group, groups, first, parts;  // first: item of block 0; parts: of the grid, an upper bound. partial: [items, heads, parts, dim + 2]
+};
+__device__ __forceinline__ int plain_parts(int visible) { return min(kPlainParts, max(1, (visible + kPlainKeys - 1) / kPlainKeys)); }
+__device__ __forceinline__ int plain_lowest(const Plain& a, int position) { return a.window > 0 ? max(0, position - a.window + 1) : 0; }
 
 // Lanes hold dim / 32 dimensions of each query head of the group: dimension lane · per + i.
 template <int kPer>
-__global__ void __launch_bounds__(kWarps * 32) attention_kernel(Attention a) {
+__global__ void __launch_bounds__(kWarps * 32) attention_kernel(Plain a) {
   extern __shared__ float shared[];  // merge of the warps: [kWarps][group][dim + 2]
   pdl_begin();
-  const int item = blockIdx.x, kv = blockIdx.y / a.groups, part = blockIdx.y % a.groups, split = blockIdx.z;
+  const int item = a.first + blockIdx.x, kv = blockIdx.y / a.groups, part = blockIdx.y % a.groups, split = blockIdx.z;
   const int r = a.row ? a.row[item] : item;
-  if (a.segment_of[r] < 0) return;  // padding: nobody reads its output
+  if (r < 0 || a.segment_of[r] < 0) return;  // fills a bucket
   const ops::ForestSegment s = a.segment[a.segment_of[r]];
+  const int lowest = plain_lowest(a, a.position[r]), visible = max(0, s.context - lowest), parts = plain_parts(visible);
+  if (split >= parts) return;
   const int ratio = a.heads / a.kv_heads, head0 = kv * ratio + part * a.group, n = min(a.group, ratio - part * a.group);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, position = a.position[r];
   float q[kGroup][kPer], acc[kGroup][kPer], top[kGroup], sum[kGroup];
@@ -123,15 +165,14 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(Attention a) {
     }
   };
   // Committed positions of this part of the context.
-  const int lowest = a.window > 0 ? max(0, position - a.window + 1) : 0;
-  const int visible = max(0, s.context - lowest), per = (visible + a.splits - 1) / a.splits;
+  const int per = (visible + parts - 1) / parts;
   const int from = lowest + split * per, to = min(s.context, from + per);
   const int64_t token_stride = static_cast<int64_t>(a.kv_heads) * a.dim;
   for (int p = from + warp; p < to; p += kWarps) {
     const int64_t place = static_cast<int64_t>(a.pages[s.first_page + p / a.page_size]) * a.page_size + p % a.page_size;
     visit(a.pool_k + place * token_stride + kv * a.dim, a.pool_v + place * token_stride + kv * a.dim);
   }
-  if (split == a.splits - 1) {
+  if (split == parts - 1) {
     if (a.bidirectional) {
       for (int j = warp; j < s.row_count; j += kWarps)
         if (a.window == 0 || a.position[s.first_row + j] > position - a.window)
@@ -165,28 +206,31 @@ __global__ void __launch_bounds__(kWarps * 32) attention_kernel(Attention a) {
       const float e = __expf(one[a.dim] - m);
       total += e * one[a.dim + 1], value += e * one[d];
     }
-    if (a.splits == 1) {
+    if (parts == 1) {
       float out = value / total;
       if (a.gate) out *= sigmoid(to_float(a.gate[r * a.gate_stride + (head0 + h) * 2 * a.dim + d]));
       a.o[item * a.o_stride + (head0 + h) * a.dim + d] = from_float<bf16>(out);
     } else {
-      float* to_part = a.partial + ((static_cast<int64_t>(item) * a.heads + head0 + h) * a.splits + split) * width;
+      float* to_part = a.partial + ((static_cast<int64_t>(blockIdx.x) * a.heads + head0 + h) * a.parts + split) * width;
       to_part[d] = value;
       if (d == 0) to_part[a.dim] = m, to_part[a.dim + 1] = total;
     }
   }
 }
 
-__global__ void attention_join_kernel(Attention a) {
+__global__ void plain_join_kernel(Plain a) {
   pdl_begin();
-  const int item = blockIdx.x, head = blockIdx.y, width = a.dim + 2;
+  const int item = a.first + blockIdx.x, head = blockIdx.y, width = a.dim + 2;
   const int r = a.row ? a.row[item] : item;
-  const float* parts = a.partial + (static_cast<int64_t>(item) * a.heads + head) * a.splits * width;
+  if (r < 0 || a.segment_of[r] < 0) return;
+  const int count = plain_parts(max(0, a.segment[a.segment_of[r]].context - plain_lowest(a, a.position[r])));
+  if (count == 1) return;
+  const float* parts = a.partial + (static_cast<int64_t>(blockIdx.x) * a.heads + head) * a.parts * width;
   float m = -INFINITY;
-  for (int p = 0; p < a.splits; ++p) m = fmaxf(m, parts[p * width + a.dim]);
+  for (int p = 0; p < count; ++p) m = fmaxf(m, parts[p * width + a.dim]);
   for (int d = threadIdx.x; d < a.dim; d += blockDim.x) {
     float total = 0, value = 0;
-    for (int p = 0; p < a.splits; ++p) {
+    for (int p = 0; p < count; ++p) {
       const float* one = parts + p * width;
       if (one[a.dim] == -INFINITY) continue;
       const float e = __expf(one[a.dim] - m);
@@ -198,30 +242,100 @@ __global__ void attention_join_kernel(Attention a) {
   }
 }
 
+// A block folds the parts of one row and head; threads take four dimensions each. All parts' values are on their way at once (each thread
+// copies and reads its own), and meanwhile every warp works out the weights for itself.
+__global__ void __launch_bounds__(64) attention_join_kernel(AttentionArgsDevice a) {
+  constexpr int kBatch = 32;
+  struct Weight {
+    float keep, take, sum, unused;
+  };
+  __shared__ __align__(16) float4 values[kBatch][64];
+  __shared__ __align__(16) Weight weights[2][kBatch];
+  pdl_begin();
+  const int r = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 32;
+  const int segment = a.segment_of[r];
+  if (segment < 0) return;
+  const ops::ForestSegment s = a.segment[segment];
+  const int count = attention_parts(a, s.context, s.row_count).count;
+  if (count == 1) return;
+  int slots = 0;
+  for (int i = lane; i < segment; i += 32) {
+    const ops::ForestSegment one = a.segment[i];
+    const AttentionParts p = attention_parts(a, one.context, one.row_count);
+    if (p.count > 1) slots += one.row_count * p.count;
+  }
+#pragma unroll
+  for (int o = 16; o > 0; o /= 2) slots += __shfl_xor_sync(0xffffffffu, slots, o);
+  const int64_t at = static_cast<int64_t>(slots + r - s.first_row) * a.heads + head, step = static_cast<int64_t>(s.row_count) * a.heads;
+  const int d = min(static_cast<int>(threadIdx.x) * 4, a.dim - 4);
+  const float* parts = a.partial + at * a.dim + d;
+  Weight* weight = weights[threadIdx.x / 32];
+  float4 value = make_float4(0, 0, 0, 0);
+  float top = -INFINITY, sum = 0;
+  for (int base = 0; base < count; base += kBatch) {
+    const int n = min(kBatch, count - base);
+    for (int i = 0; i < n; ++i) matrix::copy16(&values[i][threadIdx.x], parts + (base + i) * step * a.dim, true);
+    matrix::copy_commit();
+    float2 one = make_float2(-INFINITY, 0.0f);
+    if (lane < n) one = a.sums[at + (base + lane) * step];
+    float now = one.x;
+#pragma unroll
+    for (int o = 1; o < 32; o *= 2) {
+      const float other = __shfl_up_sync(0xffffffffu, now, o);
+      if (lane >= o) now = fmaxf(now, other);
+    }
+    now = fmaxf(now, top);
+    const float left = __shfl_up_sync(0xffffffffu, now, 1);
+    const FoldWeight w = fold_weight(lane == 0 ? top : left, one.x, now);
+    weight[lane] = {w.keep, w.take, one.y, 0.0f};
+    top = __shfl_sync(0xffffffffu, now, 31);
+    __syncwarp();
+    matrix::copy_wait<0>();
+#pragma unroll 4
+    for (int i = 0; i < n; ++i) {
+      const Weight& has = weight[i];
+      const FoldWeight f{has.keep, has.take};
+      const float4 next = values[i][threadIdx.x];  // what an empty part left there is not used
+      sum = fold(sum, f, has.sum);
+      value.x = fold(value.x, f, next.x), value.y = fold(value.y, f, next.y);
+      value.z = fold(value.z, f, next.z), value.w = fold(value.w, f, next.w);
+    }
+    __syncwarp();
+  }
+  if (static_cast<int>(threadIdx.x) * 4 >= a.dim) return;
+  attention_put(a, r, r, head, d, value.x, value.y, sum);
+  attention_put(a, r, r, head, d + 2, value.z, value.w, sum);
+}
+
 struct Context {
   const int32_t *position, *place;
   const bf16* kv;
   int64_t stride, layer_stride;
   const float *k_norm, *cos, *sin;
   bf16 *k, *v;
-  int rows, layers, kv_heads, dim, rotary;
+  int rows, layers, kv_heads, rotary;
+  bool aligned;
   float eps;
 };
 
+template <int kPer>
 __global__ void __launch_bounds__(256) draft_context_kernel(Context a) {
-  __shared__ float buffers[8][256];
+  __shared__ float buffers[8][32 * kPer];
   pdl_begin();
+  constexpr int kDim = 32 * kPer;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, per_row = a.layers * 2 * a.kv_heads;
   const int item = blockIdx.x * 8 + warp;
   if (item >= a.rows * per_row) return;
-  const int r = item / per_row, layer = item % per_row / (2 * a.kv_heads), slot = item % (2 * a.kv_heads), kv = slot % a.kv_heads;
-  if (a.place[r] < 0) return;  // padding
+  const int r = item / per_row;
+  if (a.place[r] < 0) return;  // fills a bucket
+  const int layer = item % per_row / (2 * a.kv_heads), slot = item % (2 * a.kv_heads), kv = slot % a.kv_heads;
   const bool is_k = slot < a.kv_heads;
-  const bf16* in = a.kv + r * a.stride + (layer * 2 * a.kv_heads + slot) * a.dim;
+  alignas(16) bf16 v[kPer];
+  load_values(a.kv + r * a.stride + (layer * 2 * a.kv_heads + slot) * kDim + lane * kPer, a.aligned, v);
   const int64_t angle = static_cast<int64_t>(a.position[r]) * (a.rotary / 2);
-  if (is_k) norm_rotate(in, a.k_norm + layer * a.dim, a.eps, a.dim, a.rotary, a.cos + angle, a.sin + angle, buffers[warp], lane);
-  bf16* out = (is_k ? a.k : a.v) + layer * a.layer_stride + (static_cast<int64_t>(a.place[r]) * a.kv_heads + kv) * a.dim;
-  for (int i = lane; i < a.dim; i += 32) out[i] = is_k ? from_float<bf16>(buffers[warp][i]) : in[i];
+  if (is_k) norm_rotate(v, a.k_norm + layer * kDim, a.eps, a.rotary, a.cos + angle, a.sin + angle, buffers[warp], lane);
+  bf16* out = (is_k ? a.k : a.v) + layer * a.layer_stride + (static_cast<int64_t>(a.place[r]) * a.kv_heads + kv) * kDim;
+  store_values(out + lane * kPer, true, v);
 }
 
 __global__ void kv_commit_kernel(const int32_t* row, const int32_t* place, const bf16* from_k, const bf16* from_v, int64_t from_stride,
@@ -233,6 +347,19 @@ __global__ void kv_commit_kernel(const int32_t* row, const int32_t* place, const
                 to = layer * to_stride + static_cast<int64_t>(place[r]) * width;
   for (int i = threadIdx.x; i < width; i += blockDim.x) to_k[to + i] = from_k[from + i], to_v[to + i] = from_v[from + i];
 }
+
+// A form of a kernel for heads of 32 · kPer dimensions.
+template <class F>
+cudaError_t by_dim(int dim, const F& f) {
+  switch (dim) {
+    case 32: return f.template operator()<1>();
+    case 64: return f.template operator()<2>();
+    case 128: return f.template operator()<4>();
+    case 256: return f.template operator()<8>();
+    default: return cudaErrorInvalidValue;
+  }
+}
+bool aligned(const ops::Tensor& t) { return t.stride % 8 == 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
 }  // namespace
 
@@ -258,76 +385,91 @@ cudaError_t attention_prepare(cudaStream_t stream, const ops::AttentionPrepareAr
             f.rows,
             a.heads,
             scratch.kv_heads,
-            scratch.head_dim,
             rope.rotary_dim,
             a.gate,
+            aligned(a.packed) && aligned(a.q),
             a.eps};
   const int items = f.rows * (a.heads + 2 * scratch.kv_heads);
-  return launch(prepare_kernel, dim3((items + 7) / 8), dim3(256), 0, stream, p);
+  return by_dim(scratch.head_dim, [&]<int kPer>() { return launch(prepare_kernel<kPer>, dim3((items + 7) / 8), dim3(256), 0, stream, p); });
 }
 
-cudaError_t attention(cudaStream_t stream, const AttentionCall& c, const AttentionWork& work) {
-  const ops::Forest& f = *c.forest;
-  const int dim = c.scratch.head_dim, kv_heads = c.scratch.kv_heads, ratio = c.heads / kv_heads;
-  Attention a{f.segment,
-              f.segment_of,
-              f.position,
-              f.parent,
-              f.pages,
-              c.row,
-              as_bf16(c.q),
-              c.scratch.k,
-              c.scratch.v,
-              c.pool.k,
-              c.pool.v,
-              c.gate ? as_bf16(c.packed) + dim : nullptr,
-              c.q.stride,
-              c.packed.stride,
-              c.o.stride,
-              as_bf16_out(c.o),
-              work.partial,
-              f.segments,
-              c.heads,
-              kv_heads,
-              dim,
-              c.pool.page_size,
-              std::min(ratio, kGroup),
-              (ratio + kGroup - 1) / kGroup,
-              1,
-              static_cast<int>(c.window),
-              c.bidirectional,
-              1.0f / sqrtf(static_cast<float>(dim))};
-  if (!c.row) {
-    const cudaError_t tiles = attention_tiles(stream, a, f, work.capacity, work.multiprocessors, work.shared_limit);
-    if (tiles != cudaErrorNotSupported) return tiles;
-  }
-  // Parts of at least 128 keys, as many as fill the card and fit the workspace.
-  const int64_t longest = c.window > 0 ? std::min<int64_t>(c.window, f.max_position) : f.max_position;
-  const int64_t blocks = static_cast<int64_t>(c.count) * kv_heads * a.groups;
-  int64_t splits = std::min<int64_t>((longest + 127) / 128, std::max<int64_t>(1, 4 * 132 / std::max<int64_t>(blocks, 1)));
-  splits = std::min(splits, work.capacity / (static_cast<int64_t>(c.count) * c.heads * (dim + 2)));
-  a.splits = static_cast<int>(std::max<int64_t>(splits, 1));
-  const size_t shared = static_cast<size_t>(kWarps) * a.group * (dim + 2) * sizeof(float);
-  const dim3 grid(c.count, kv_heads * a.groups, a.splits);
-  cudaError_t e = cudaErrorInvalidValue;
-  const auto run = [&]<int kPer>() {
-    static const cudaError_t once =
-        cudaFuncSetAttribute(attention_kernel<kPer>, cudaFuncAttributeMaxDynamicSharedMemorySize, kWarps * kGroup * (kPer * 32 + 2) * 4);
-    return once != cudaSuccess ? once : launch(attention_kernel<kPer>, grid, dim3(kWarps * 32), shared, stream, a);
-  };
-  switch (dim) {
-    case 32: e = run.template operator()<1>(); break;
-    case 64: e = run.template operator()<2>(); break;
-    case 128: e = run.template operator()<4>(); break;
-    case 256: e = run.template operator()<8>(); break;
-    default: return cudaErrorInvalidValue;
-  }
-  if (e != cudaSuccess || a.splits == 1) return e;
-  return attention_join(stream, a, c.count);
+bool attention_plan(AttentionArgsDevice* a, const ops::Forest& f, const AttentionWork& work, AttentionPlan* plan) {
+  const int ratio = a->heads / a->kv_heads, small = std::min(32, f.max_segment_rows * ratio);
+  const int64_t items = int64_t{f.rows} * ratio, tiles = std::min<int64_t>(items / a->tile_items + f.segments, items);
+  const int64_t longest = std::max<int64_t>(f.max_position, 0) + 1 + f.max_segment_rows;
+  const int64_t keys = a->window > 0 ? std::min<int64_t>(longest, int64_t{a->window} + f.max_segment_rows + kKeyTile) : longest;
+  const int64_t key_tiles = (keys + kKeyTile - 1) / kKeyTile;
+  // A segment of t tiles has one part or at most blocks / t; few items have more blocks, and one tile.
+  const bool only_few = f.max_segment_rows * ratio <= small;
+  const int64_t few = attention_blocks(1) / a->kv_heads, many = only_few ? 0 : attention_blocks(a->tile_items) / a->kv_heads;
+  const int64_t most = std::max<int64_t>(1, std::min({std::max(few, many), key_tiles, int64_t{kMaxParts}}));
+  const int64_t rows_of_tile = (a->tile_items + ratio - 1) / ratio, rows_of_few = (small + ratio - 1) / ratio;
+  const int64_t segment_slots = std::max(rows_of_few * few, rows_of_tile * many);
+  const int64_t slots = most == 1 ? 0 : std::min(f.rows * most, f.segments * segment_slots + f.rows);
+  const auto floats = [&](int64_t n) { return n * a->heads * (a->dim + 2); };
+  a->sequential = floats(slots) > work.capacity;
+  if (a->sequential && floats(f.rows) > work.capacity) return false;
+  a->partial = work.partial;
+  a->sums = reinterpret_cast<float2*>(work.partial + slots * a->heads * a->dim);
+  plan->join = most > 1 && !a->sequential;
+  plan->units = static_cast<int>(a->sequential ? tiles : std::min(f.segments * std::max(few, many) + tiles, tiles * most));
+  return true;
 }
 
 cudaError_t attention_join(cudaStream_t stream, const AttentionArgsDevice& a, int rows) {
-  return launch(attention_join_kernel, dim3(rows, a.heads), dim3(128), 0, stream, a);
+  return launch(attention_join_kernel, dim3(rows, a.heads), dim3(a.dim > 128 ? 64 : 32), 0, stream, a);
+}
+
+namespace {
+
+cudaError_t plain(cudaStream_t stream, const AttentionArgsDevice& args, const AttentionCall& c, const AttentionWork& work) {
+  const int ratio = args.heads / args.kv_heads, width = args.dim + 2;
+  Plain a{args, std::min(ratio, kGroup), (ratio + kGroup - 1) / kGroup, 0, 1};
+  const int64_t longest = c.window > 0 ? std::min<int64_t>(c.window, c.forest->max_position) : c.forest->max_position;
+  a.parts = static_cast<int>(std::clamp<int64_t>((longest + kPlainKeys - 1) / kPlainKeys, 1, kPlainParts));
+  a.partial = work.partial;
+  // As many rows at a time as have room for their parts.
+  const int64_t room = a.parts == 1 ? c.count : work.capacity / (int64_t{a.heads} * a.parts * width);
+  if (room < 1) return cudaErrorInvalidValue;
+  const size_t shared = static_cast<size_t>(kWarps) * a.group * width * sizeof(float);
+  const auto run = [&]<int kPer>() -> cudaError_t {
+    static const cudaError_t once =
+        cudaFuncSetAttribute(attention_kernel<kPer>, cudaFuncAttributeMaxDynamicSharedMemorySize, kWarps * kGroup * (kPer * 32 + 2) * 4);
+    if (once != cudaSuccess) return once;
+    for (a.first = 0; a.first < c.count; a.first += static_cast<int>(room)) {
+      const int rows = static_cast<int>(std::min<int64_t>(room, c.count - a.first));
+      cudaError_t e = launch(attention_kernel<kPer>, dim3(rows, a.kv_heads * a.groups, a.parts), dim3(kWarps * 32), shared, stream, a);
+      if (e == cudaSuccess && a.parts > 1) e = launch(plain_join_kernel, dim3(rows, a.heads), dim3(128), 0, stream, a);
+      if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
+  };
+  return by_dim(a.dim, run);
+}
+
+}  // namespace
+
+cudaError_t attention(cudaStream_t stream, const AttentionCall& c, const AttentionWork& work) {
+  const ops::Forest& f = *c.forest;
+  const int dim = c.scratch.head_dim;
+  AttentionArgsDevice a{};
+  a.segment = f.segment, a.segment_of = f.segment_of, a.position = f.position, a.parent = f.parent, a.pages = f.pages, a.row = c.row;
+  a.q = as_bf16(c.q), a.scratch_k = c.scratch.k, a.scratch_v = c.scratch.v, a.pool_k = c.pool.k, a.pool_v = c.pool.v;
+  a.gate = c.gate ? as_bf16(c.packed) + dim : nullptr;
+  a.q_stride = c.q.stride, a.gate_stride = c.packed.stride, a.o_stride = c.o.stride;
+  a.o = as_bf16_out(c.o);
+  a.segments = f.segments, a.heads = c.heads, a.kv_heads = c.scratch.kv_heads, a.dim = dim, a.page_size = c.pool.page_size;
+  a.ratio = c.heads / a.kv_heads;
+  a.ratio_inverse = a.ratio == 1 ? 0 : static_cast<uint32_t>(((uint64_t{1} << 32) + a.ratio - 1) / a.ratio);
+  a.window = static_cast<int>(c.window);
+  a.bidirectional = c.bidirectional;
+  a.scale = 1.0f / sqrtf(static_cast<float>(dim));
+  if (!c.row) {
+    cudaError_t e = attention_hopper(stream, a, c, work);
+    if (e == cudaErrorNotSupported) e = attention_tiles(stream, a, f, work);
+    if (e != cudaErrorNotSupported) return e;
+  }
+  return plain(stream, a, c, work);
 }
 
 cudaError_t draft_context(cudaStream_t stream, const ops::DraftContextArgs& a, const Rope& rope, const KvStorage& pool) {
@@ -344,11 +486,12 @@ cudaError_t draft_context(cudaStream_t stream, const ops::DraftContextArgs& a, c
             a.rows,
             static_cast<int>(a.k_norm.rows),
             pool.kv_heads,
-            pool.head_dim,
             rope.rotary_dim,
+            aligned(a.kv),
             a.eps};
   const int items = a.rows * c.layers * 2 * c.kv_heads;
-  return launch(draft_context_kernel, dim3((items + 7) / 8), dim3(256), 0, stream, c);
+  return by_dim(pool.head_dim,
+                [&]<int kPer>() { return launch(draft_context_kernel<kPer>, dim3((items + 7) / 8), dim3(256), 0, stream, c); });
 }
 
 cudaError_t kv_commit(cudaStream_t stream, const ops::KvCommitArgs& a, const KvStorage& scratch, const KvStorage& pool, int layers) {

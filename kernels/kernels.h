@@ -59,6 +59,9 @@ struct KvStorage {                           // BF16, K and V alike
   __nv_bfloat16 *k = nullptr, *v = nullptr;  // [layers, places, kv_heads, head_dim]; places = pages · page_size, or scratch rows
   int64_t layer_stride = 0;                  // elements
   int kv_heads = 0, head_dim = 0, page_size = 0;
+  // Of all layers' places [layers · places, kv_heads · head_dim] with boxes {64, 32}, 128-byte swizzled; null: none. map_row: of this layer.
+  const CUtensorMap *k_map = nullptr, *v_map = nullptr;
+  int map_row = 0;
 };
 struct Rope {
   const float *cos = nullptr, *sin = nullptr;  // [positions, rotary_dim / 2]
@@ -66,11 +69,11 @@ struct Rope {
 };
 cudaError_t attention_prepare(cudaStream_t stream, const ops::AttentionPrepareArgs& a, const Rope& rope, const KvStorage& scratch,
                               const KvStorage* pool);
-struct AttentionWork {       // partial results of context splits
-  float* partial = nullptr;  // [rows · heads · splits, head_dim + 2]
-  int64_t capacity = 0;      // floats
-  int multiprocessors = 1;
+struct AttentionWork {       // partial results of the parts of a context (attention.cuh)
+  float* partial = nullptr;
+  int64_t capacity = 0;     // floats
   size_t shared_limit = 0;  // bytes a block may use
+  bool hopper = false;      // the card runs sm_90a code, and may
 };
 // Both attentions: `gate` null for drafters; window 0: unbounded; bidirectional: all rows of the segment are visible.
 struct AttentionCall {

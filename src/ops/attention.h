@@ -17,9 +17,9 @@
 // Numeric promise: scores accumulate over d, softmax sums and outputs over positions in ascending order of position, in float32; the
 //   order depends on the row's own path only. So a row is bit-identical as tentative row, as certain row, alone, in any batch and
 //   for any split of the prefill. BF16 boundaries: o is rounded once after the gate; probabilities stay float32.
-// On CUDA the parts of a context are joined by running sums, how many there are depends on the pass, and probabilities are rounded to BF16
-// for
-//   the product with V: rows agree between batches to that rounding.
+// On CUDA the softmax runs over tiles of keys with running sums, the context is cut into parts by the length and the rows of the row's own
+//   segment, parts are folded in order of position, and probabilities are rounded to BF16 for the product with V: a row's bits depend on its
+//   segment alone, not on what else is in the pass; the same row in a segment of another size agrees to that rounding.
 // Workspace: the backend's own, bounded by the largest context.
 #pragma once
 

@@ -1,6 +1,7 @@
 // attention_prepare, attention and kv_commit of the target on a card.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,6 +86,50 @@ class Attention {
       twins_.compare(what + ": attention of picked rows", part, kAttended);
     }
     plan.advance();
+  }
+
+  // A pass from given values through layer 0, on card i: the outputs, and behind them those of the same rows asked for as a list. Only the
+  // first `rows` rows count; those that follow in `forest` fill a bucket.
+  Floats outputs(const Each<Forest>& forest, size_t i, int32_t rows, const Floats& values) {
+    const int64_t width = int64_t{shape_.heads} * shape_.dim;
+    const Each<Tensor> q = rows_of(unread_, twins_.count(), 0, forest[0].rows);
+    const Each<Tensor> packed = cols_of(rows_of(buffer_, twins_.count(), 0, forest[0].rows), twins_.count(), 0, this->width());
+    std::vector<int32_t> all(static_cast<size_t>(rows));
+    for (int32_t r = 0; r < rows; ++r) all[static_cast<size_t>(r)] = r;
+    Floats both, padded = values;
+    padded.resize(static_cast<size_t>(forest[0].rows * this->width()), 1.0f);
+    Backend& b = twins_.at(i);
+    b.upload(padded, packed[i]);
+    b.attention_prepare({.forest = &forest[i],
+                         .heads = shape_.heads,
+                         .gate = shape_.gate,
+                         .packed = packed[i],
+                         .q_norm = q_norm_[i],
+                         .k_norm = k_norm_[i],
+                         .eps = 1e-6f,
+                         .rope = rope_[i],
+                         .q = q[i],
+                         .scratch = scratch_[i],
+                         .pool = pool_[i]});
+    for (const bool list : {false, true}) {
+      const auto o = b.make_tensor(forest[0].rows, width, b.activation());
+      REQUIRE(o.ok());
+      b.attention({.forest = &forest[i],
+                   .heads = shape_.heads,
+                   .q = q[i],
+                   .packed = packed[i],
+                   .gate = shape_.gate,
+                   .scratch = scratch_[i],
+                   .pool = pool_[i],
+                   .row = list ? b.stage<int32_t>(Lane::kPass, all) : nullptr,
+                   .count = list ? rows : 0,
+                   .o = *o});
+      const auto got = b.host_floats(o->row_range(0, rows));
+      INFO(b.name() << ": " << got.status().message());
+      REQUIRE(got.ok());
+      both.insert(both.end(), *got, *got + rows * width);
+    }
+    return both;
   }
 
   // Of the last pass: random root paths of its tentative segments.
@@ -260,6 +305,80 @@ TEST_CASE("gpu: attention with sharp scores keeps its digits") {
   Plan plan(&attention.book);
   plan.add(Shape::kCertain, 65, &s[0], &random).add(Shape::kBestFirst, 64, &s[1], &random).add(Shape::kRandom, 33, &s[2], &random);
   attention.pass("sharp", plan);
+}
+
+TEST_CASE("gpu: attention, a segment's rows have the same bits alone, in company, and in a captured graph's bucket") {
+  INFO(seed_text());
+  Random random(seed());
+  // The first and second have so many parts that a pass of all segments has no room for their results side by side.
+  for (const AttentionShape& shape :
+       {AttentionShape{24, 4, 256, 64, true}, {32, 8, 128, 128, false}, {4, 2, 256, 64, true}, {8, 1, 64, 64, false}}) {
+    INFO("heads " << shape.heads << "/" << shape.kv_heads << " of " << shape.dim);
+    const Twins twins(1100, 6400);
+    Attention attention(twins, shape, 1, 200, 32, 1100, 6400, &random);
+    struct Segment {
+      Shape shape;
+      int32_t context, rows;
+    };
+    const std::vector<Segment> segments{{Shape::kBestFirst, 1000, 16}, {Shape::kCertain, 700, 130}, {Shape::kRandom, 2200, 64},
+                                        {Shape::kChain, 2200, 1},      {Shape::kCertain, 0, 70},    {Shape::kCertain, 1500, 1},
+                                        {Shape::kStar, 2000, 5},       {Shape::kCertain, 100, 300}, {Shape::kChain, 1900, 20},
+                                        {Shape::kBestFirst, 2100, 65}, {Shape::kRandom, 640, 2}};
+    std::vector<int32_t> contexts{2200};
+    for (const Segment& one : segments) contexts.push_back(one.shape == Shape::kCertain ? one.context : 0);
+    const std::vector<Sequence> filled = sequences(&attention, contexts);
+    std::vector<Sequence> s;
+    for (size_t k = 0; k < segments.size(); ++k) {  // trees write no pages: they may all stand on one sequence, each at its own length
+      s.push_back(filled[segments[k].shape == Shape::kCertain ? k + 1 : 0]);
+      s.back().context = segments[k].context;
+    }
+    std::vector<uint64_t> tree;
+    std::vector<Floats> values;
+    for (const Segment& one : segments) {
+      tree.push_back(random.bits());
+      values.push_back(random.activations(one.rows * attention.width()));
+    }
+    const auto plan_of = [&](const std::vector<size_t>& which, Floats* all) {
+      Plan plan(&attention.book);
+      for (const size_t k : which) {
+        Random same(tree[k]);
+        plan.add(segments[k].shape, segments[k].rows, &s[k], &same);
+        all->insert(all->end(), values[k].begin(), values[k].end());
+      }
+      return plan;
+    };
+    const int64_t width = int64_t{shape.heads} * shape.dim;
+    std::vector<std::vector<Floats>> alone(segments.size(), std::vector<Floats>(twins.count()));  // [segment][card]
+    for (size_t k = 0; k < segments.size(); ++k) {
+      Floats all;
+      const Plan plan = plan_of({k}, &all);
+      for (size_t i = 1; i < twins.count(); ++i) alone[k][i] = attention.outputs(plan.stage(twins), i, plan.rows(), all);
+    }
+    const std::vector<std::vector<size_t>> companies{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {3, 0, 5}, {10, 9, 8, 6}, {2, 4}, {5}, {8}};
+    for (const std::vector<size_t>& company : companies) {
+      for (const bool padded : {false, true}) {
+        Floats all;
+        const Plan plan = plan_of(company, &all);
+        const int32_t rows = plan.rows(), bucket = rows <= 500 ? rows + 1 + random.below(12) : 1024;
+        for (size_t i = 1; i < twins.count(); ++i) {
+          if (padded && bucket > 512) continue;
+          const auto forest =
+              padded ? plan.stage_padded(twins, bucket, static_cast<int32_t>(company.size()) + random.below(40), 6399) : plan.stage(twins);
+          const Floats got = attention.outputs(forest, i, rows, all);
+          int64_t at = 0;
+          for (const size_t k : company) {
+            INFO(twins.at(i).name() << ", segment " << k << " in a pass of " << company.size() << " segments, padded " << padded);
+            const auto count = static_cast<size_t>(segments[k].rows * width);
+            const Floats& want = alone[k][i];
+            REQUIRE(want.size() == 2 * count);
+            CHECK(std::memcmp(got.data() + at, want.data(), count * sizeof(float)) == 0);
+            CHECK(std::memcmp(got.data() + rows * width + at, want.data() + count, count * sizeof(float)) == 0);
+            at += static_cast<int64_t>(count);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("gpu: attention over a context of 32,000") {

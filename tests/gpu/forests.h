@@ -130,6 +130,41 @@ class Plan {
     return staged;
   }
 
+  // As a captured graph runs the pass: `rows` and `segments` of a bucket, what is past the pass's own only fills it, and the host's figures
+  // are bounds of the bucket.
+  Each<Forest> stage_padded(const Twins& twins, int32_t rows, int32_t segments, int32_t max_position) const {
+    REQUIRE((rows >= this->rows() && segments >= static_cast<int32_t>(pieces_.size()) && book_));
+    std::vector<ForestSegment> segment;
+    std::vector<int32_t> segment_of, place, pages;
+    for (const Piece& p : pieces_) {
+      ForestSegment s{p.first, p.rows, p.shape == Shape::kCertain ? 1 : 0, p.sequence->slot, p.sequence->context, 0};
+      s.first_page = static_cast<int32_t>(pages.size());
+      pages.insert(pages.end(), p.sequence->pages.begin(), p.sequence->pages.end());
+      for (int32_t r = p.first; r < p.first + p.rows; ++r) {
+        segment_of.push_back(static_cast<int32_t>(segment.size()));
+        place.push_back(book_->place(*p.sequence, position_[static_cast<size_t>(r)]));
+      }
+      segment.push_back(s);
+    }
+    std::vector<int32_t> position = position_, parent = parent_;
+    const auto n = static_cast<size_t>(rows);
+    segment.resize(static_cast<size_t>(segments), ForestSegment{});
+    segment_of.resize(n, -1), place.resize(n, -1), position.resize(n, 0), parent.resize(n, -1);
+    const std::vector<int32_t> token(n, 0);
+    Each<Forest> staged;
+    twins.each([&](Backend& b, size_t) {
+      b.stage_begin(Lane::kPass);
+      Forest f{.rows = rows, .segments = segments, .max_position = max_position, .max_segment_rows = rows, .max_tree_rows = rows};
+      f.segment = b.stage<ForestSegment>(Lane::kPass, segment);
+      f.segment_of = b.stage<int32_t>(Lane::kPass, segment_of), f.token = b.stage<int32_t>(Lane::kPass, token);
+      f.position = b.stage<int32_t>(Lane::kPass, position), f.parent = b.stage<int32_t>(Lane::kPass, parent);
+      f.place = b.stage<int32_t>(Lane::kPass, place), f.pages = b.stage<int32_t>(Lane::kPass, pages);
+      REQUIRE((f.segment && f.segment_of && f.token && f.position && f.parent && f.place && f.pages));
+      staged.push_back(f);
+    });
+    return staged;
+  }
+
   // After the pass: certain rows are context now.
   void advance() const {
     for (const Piece& p : pieces_)

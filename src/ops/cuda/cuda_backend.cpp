@@ -51,6 +51,16 @@ bool encode_map(CUtensorMap* map, const void* data, const std::array<int64_t, kR
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+// Bulk copies of 32 places; attention does without where they do not fit (pages that cut them, small heads, more than 2^31 places).
+template <class Store>
+void map_places(Store* store, int64_t layers, int page_size) {
+  kernels::KvStorage& s = store->all;
+  const int64_t cols = int64_t{s.kv_heads} * s.head_dim, rows = layers * s.layer_stride / cols;
+  if (s.head_dim % 64 || page_size % 32 || rows >= int64_t{1} << 31) return;
+  if (encode_map(&store->k_map, s.k, rows, cols, cols, 32) && encode_map(&store->v_map, s.v, rows, cols, cols, 32))
+    s.k_map = &store->k_map, s.v_map = &store->v_map;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<CudaBackend>> CudaBackend::create(const CudaOptions& options) {
@@ -254,6 +264,7 @@ Result<KvPool*> CudaBackend::make_kv_pool(KvShape shape, int32_t pages, int32_t 
   const int64_t bytes = layout::kv(shape, static_cast<int64_t>(pages) * page_size);
   DDTREE_RETURN_IF_ERROR(allocate(&pool->all.k, bytes, MemoryUse::kKvPages, "K pages"));
   DDTREE_RETURN_IF_ERROR(allocate(&pool->all.v, bytes, MemoryUse::kKvPages, "V pages"));
+  if (hopper_) map_places(pool, shape.layers, page_size);
   return static_cast<KvPool*>(pool);
 }
 
@@ -265,9 +276,12 @@ Result<KvScratch*> CudaBackend::make_kv_scratch(KvShape shape, int32_t rows) {
   scratch->all = {nullptr, nullptr, static_cast<int64_t>(rows) * shape.kv_heads * shape.head_dim, shape.kv_heads, shape.head_dim, 0};
   DDTREE_RETURN_IF_ERROR(allocate(&scratch->all.k, layout::kv(shape, rows), MemoryUse::kKvScratch, "K scratch"));
   DDTREE_RETURN_IF_ERROR(allocate(&scratch->all.v, layout::kv(shape, rows), MemoryUse::kKvScratch, "V scratch"));
+  if (hopper_) map_places(scratch, shape.layers, 32);
   if (!attention_work_.partial) {
     attention_work_.capacity = layout::kAttentionWork / 4;
-    attention_work_.multiprocessors = device_.multiprocessors, attention_work_.shared_limit = shared_limit_;
+    // The portable kernels, where they are asked for, keep within the smallest cards' shared memory: so that this path is tried too.
+    attention_work_.shared_limit = options_.portable_kernels ? std::min(shared_limit_, size_t{98} << 10) : shared_limit_;
+    attention_work_.hopper = hopper_;
     const MemoryOwner asked = ledger_.owner();
     ledger_.set_owner(MemoryOwner::kPass);  // every attention's, whoever comes first
     DDTREE_RETURN_IF_ERROR(allocate(&attention_work_.partial, layout::kAttentionWork, MemoryUse::kWorkspace, "attention workspace"));

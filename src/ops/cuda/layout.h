@@ -21,7 +21,7 @@ inline constexpr int64_t kAlign = 256;                        // of every alloca
 inline constexpr int64_t kPage = int64_t{2} << 20;            // what the driver hands out
 inline constexpr int64_t kResults = int64_t{4} << 20;         // op results, on the device and pinned
 inline constexpr int64_t kBlasWork = int64_t{32} << 20;       // what cuBLASLt may use for a product
-inline constexpr int64_t kAttentionWork = int64_t{32} << 20;  // 64 rows × 24 heads × 20 parts of 258 floats, and some
+inline constexpr int64_t kAttentionWork = int64_t{64} << 20;  // 4 · 64 rows × 24 heads × 8 parts of 258 floats, and some
 
 inline int64_t padded(int64_t bytes) { return (std::max<int64_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign; }
 

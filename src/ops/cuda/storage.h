@@ -25,16 +25,19 @@ struct CudaRope final : RopeTable {
 struct CudaKvPool final : KvPool {
   CudaKvPool(KvShape s, int32_t pages, int32_t page_size) : KvPool(s, pages, page_size) {}
   kernels::KvStorage all;  // from layer 0
+  CUtensorMap k_map{}, v_map{};
 };
 
 struct CudaKvScratch final : KvScratch {
   CudaKvScratch(KvShape s, int32_t rows) : KvScratch(s, rows) {}
   kernels::KvStorage all;
+  CUtensorMap k_map{}, v_map{};
 };
 
 inline kernels::KvStorage layer_of(kernels::KvStorage s, int32_t layer) {
   s.k += layer * s.layer_stride;
   s.v += layer * s.layer_stride;
+  s.map_row += static_cast<int>(layer * (s.layer_stride / (s.kv_heads * s.head_dim)));
   return s;
 }
 
