@@ -57,7 +57,8 @@ void map_places(Store* store, int64_t layers, int page_size) {
   kernels::KvStorage& s = store->all;
   const int64_t cols = int64_t{s.kv_heads} * s.head_dim, rows = layers * s.layer_stride / cols;
   if (s.head_dim % 64 || page_size % 32 || rows >= int64_t{1} << 31) return;
-  if (encode_map(&store->k_map, s.k, rows, cols, cols, 32) && encode_map(&store->v_map, s.v, rows, cols, cols, 32))
+  if (encode_map<2>(&store->k_map, s.k, {cols, rows}, {cols}, {64, 32}) &&
+      encode_map<2>(&store->v_map, s.v, {cols, rows}, {cols}, {64, 32}))
     s.k_map = &store->k_map, s.v_map = &store->v_map;
 }
 
