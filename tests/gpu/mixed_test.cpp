@@ -43,7 +43,7 @@ std::vector<Request> crowd_requests() {
   std::mt19937 rng(static_cast<std::mt19937::result_type>(ops::gpu_test::seed()));
   std::vector<Request> requests;
   for (int i = 0; i < kRequests; ++i) {
-    requests.push_back(random_request(rng, scaled(48, 6)));
+    requests.push_back(random_request(rng, scaled(48, 2)));
     requests.back().mode = kModes[rng() % 4];
     requests.back().budget = rng() % 4 == 0 ? 0 : 1 + static_cast<int32_t>(rng() % 255);  // 0: auto
   }
