@@ -550,7 +550,7 @@ cudaError_t gated_delta_mixer(cudaStream_t stream, const ops::GatedDeltaMixerArg
   const bool served =
       s.key_dim == kDim && s.value_dim == kDim && s.conv_width == kTaps && aligned16(a.x) && aligned16(a.z) && aligned16(a.o);
   // Segments that the kernel for few rows does not serve: the three ops, before it, since both write outputs and conv still reads windows.
-  const bool others = !served || f.max_segment_rows > kFewRows || (f.any_certain && f.max_segment_rows > 1);
+  const bool others = !served || f.max_tree_rows > kFewRows || f.max_certain_rows > 1;
   if (others) {
     cudaError_t e = conv(stream, ops::conv_of(a), states, trace, served);
     if (e == cudaSuccess) e = delta_rule(stream, ops::delta_rule_of(a), states, trace, work, served);

@@ -102,7 +102,8 @@ class Executor {
   virtual bool has_mtp() const = 0;
   virtual const ExecutorOptions& options() const = 0;
   virtual int32_t real_vocab() const = 0;  // ids >= this never come out
-  // Logit gap under which another pass over the same tokens (other rows, kernels, splits) may choose otherwise: rounding of the activations.
+  // Logit gap under which another pass over the same tokens (other rows, kernels, splits) may choose otherwise: rounding of the
+  // activations.
   virtual float near_tie() const { return 0.01f; }
 
   // Empties a slot (zero state and window, no MTP hidden) for a new sequence.

@@ -122,7 +122,7 @@ ForestShape ForestArrays::shape() const {
   ForestShape s{.rows = rows(), .segments = static_cast<int32_t>(segment_.size()), .max_position = max_position_};
   for (const ops::ForestSegment& segment : segment_) {
     s.max_segment_rows = std::max(s.max_segment_rows, segment.row_count);
-    if (segment.certain) s.any_certain = true;
+    if (segment.certain) s.any_certain = true, s.max_certain_rows = std::max(s.max_certain_rows, segment.row_count);
     else s.max_tree_rows = std::max(s.max_tree_rows, segment.row_count);
   }
   return s;
@@ -139,7 +139,8 @@ void ForestArrays::pad(const ForestShape& to) {
 Status ForestArrays::stage(ops::Backend* backend, ops::Lane lane, ops::Forest* view) const {
   const ForestShape s = shape();
   view->rows = s.rows, view->segments = s.segments, view->max_position = s.max_position;
-  view->max_segment_rows = s.max_segment_rows, view->max_tree_rows = s.max_tree_rows, view->any_certain = s.any_certain;
+  view->max_segment_rows = s.max_segment_rows, view->max_tree_rows = s.max_tree_rows, view->max_certain_rows = s.max_certain_rows;
+  view->any_certain = s.any_certain;
   view->place = backend->stage<int32_t>(lane, place_);
   view->segment = backend->stage<ops::ForestSegment>(lane, segment_);
   view->segment_of = backend->stage<int32_t>(lane, segment_of_);

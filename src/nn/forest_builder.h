@@ -28,7 +28,7 @@ Status check_pages(std::span<const int32_t> pages, int64_t positions, const Fore
 
 // What the launches of a pass are shaped by.
 struct ForestShape {
-  int32_t rows = 0, segments = 0, max_position = 0, max_segment_rows = 0, max_tree_rows = 0;
+  int32_t rows = 0, segments = 0, max_position = 0, max_segment_rows = 0, max_tree_rows = 0, max_certain_rows = 0;
   bool any_certain = false;
 };
 

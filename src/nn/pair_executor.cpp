@@ -177,6 +177,7 @@ std::optional<ForestShape> PairExecutor::rounded(const ForestShape& of, int32_t 
   to.max_position = position_bucket(of.max_position);
   to.max_segment_rows = row_bucket(of.max_segment_rows, to.rows);
   to.max_tree_rows = of.max_tree_rows > 0 ? row_bucket(of.max_tree_rows, to.rows) : 0;
+  to.max_certain_rows = of.max_certain_rows > 0 ? row_bucket(of.max_certain_rows, to.rows) : 0;
   return to;
 }
 
@@ -233,7 +234,7 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   bad_row_ = -1;
   if (fixed) {
     const ForestShape& f = *fixed;
-    backend_->segment({{kVerify, f.rows, f.segments, f.max_position, f.max_segment_rows, f.max_tree_rows, f.any_certain}}, ops);
+    backend_->segment({{kVerify, f.rows, f.segments, f.max_position, f.max_segment_rows, f.max_tree_rows, f.max_certain_rows}}, ops);
   } else {
     ops();
   }
@@ -360,7 +361,7 @@ Status PairExecutor::commit(const Forest& forest, std::span<const Accepted> acce
   };
   if (fixed) {
     backend_->segment({{kCommit, paths.count, paths.rows, static_cast<int32_t>(kept.from.size()), view.rows, view.segments,
-                        view.max_position, view.max_segment_rows}},
+                        view.max_position, view.max_certain_rows}},
                       ops);
   } else {
     ops();

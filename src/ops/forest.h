@@ -33,6 +33,7 @@ struct Forest {
   int32_t max_position = 0;      // largest position of any row
   int32_t max_segment_rows = 0;  // rows of the largest segment; 0: not known
   int32_t max_tree_rows = 0;     // of the largest tentative one
+  int32_t max_certain_rows = 0;  // of the largest certain one; 0: none is
   bool any_certain = true;       // false: no segment is certain
 };
 

@@ -21,8 +21,8 @@ constexpr size_t kMostSeen = 1024;  // keys remembered
 }  // namespace
 
 void CudaBackend::segment(const SegmentKey& key, const std::function<void()>& ops) {
-  // Ops that are timed one by one run one by one; and results that still wait would be overwritten.
-  if (!options_.graphs || timing_ || results_used_ > 0 || small_used_ > 0) return run_plainly(ops);
+  // Ops that are timed one by one run one by one; results that still wait would be overwritten; a pass that failed already records nothing.
+  if (!options_.graphs || timing_ || results_used_ > 0 || small_used_ > 0 || !error_.ok()) return run_plainly(ops);
   flush();
   if (graphs_.size() >= kMostSeen && !graphs_.contains(key)) std::erase_if(graphs_, [](const auto& g) { return !g.second.exec; });
   const auto [at, fresh] = graphs_.try_emplace(key);

@@ -45,7 +45,7 @@ TEST_CASE("padding: rows and segments that are none, places first, page tables l
     arrays.add_row(13, 4, -1, 16);
     ForestShape to = arrays.shape();
     CHECK((to.rows == 3 && to.segments == 2 && to.max_position == 18 && to.max_segment_rows == 2 && to.max_tree_rows == 2));
-    CHECK(to.any_certain);
+    CHECK((to.any_certain && to.max_certain_rows == 1));
     to.rows = 8, to.segments = 4, to.max_position = 511, to.max_segment_rows = 4;
     arrays.pad(to);
     backend.stage_begin(ops::Lane::kPass);
