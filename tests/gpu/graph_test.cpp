@@ -147,7 +147,7 @@ class Rounds {
     for (int32_t i = 0; i < rounds; ++i) {
       INFO("round " << i);
       begin_and_end();
-      round(i % 4 == 3);
+      round(i % 4 == 3, i % 5 == 0);
     }
     const auto first = machines_[0]->snapshot();
     for (size_t m = 1; m < machines_.size(); ++m) {
@@ -176,10 +176,11 @@ class Rounds {
   }
 
   // prompts: sequences that have some left bring chunks of several rows; otherwise one row at a time, as the last of a prompt comes.
-  void round(bool prompts) {
+  // all: every sequence that there is takes part, so that the largest buffers are filled to their last row.
+  void round(bool prompts, bool all) {
     std::vector<Sequence*> in;
     for (Sequence& s : sequences_)
-      if (s.alive && below(4) != 0) in.push_back(&s);
+      if (s.alive && (all || below(4) != 0)) in.push_back(&s);
     if (in.empty()) return;
     draft(in);
     const int32_t limit = 1 << below(8);  // rows of one tree

@@ -456,12 +456,12 @@ void CudaBackend::reset_state(StatePool* states, int32_t slot) {
 }
 
 const CUtensorMap* CudaBackend::row_map(const Tensor& x, int bucket) {
-  const MapKey key{x.data, x.cols, x.stride, bucket};
+  const MapKey key{x.data, x.rows, x.cols, x.stride};
   const auto found = maps_.find(key);
   if (found != maps_.end()) return &found->second;
   CUtensorMap map{};
-  // Only x.rows rows are promised to exist; the rest of a box comes as zeros. A map is kept by address, so it must hold for any row count.
-  if (!encode_map<2>(&map, x.data, {x.cols, bucket}, {x.stride}, {64, bucket})) return nullptr;
+  // Only x.rows rows are promised to exist, and a box may reach past the end of what was allocated: the rest of it comes as zeros.
+  if (!encode_map<2>(&map, x.data, {x.cols, x.rows}, {x.stride}, {64, bucket})) return nullptr;
   return &maps_.emplace(key, map).first->second;
 }
 

@@ -177,13 +177,12 @@ class CudaBackend final : public Backend {
   std::vector<OpEvents> op_events_;
   struct MapKey {
     const void* data;
-    int64_t cols, stride;
-    int bucket;
+    int64_t rows, cols, stride;
     bool operator==(const MapKey&) const = default;
   };
   struct MapHash {
     size_t operator()(const MapKey& k) const {
-      return std::hash<const void*>()(k.data) ^ static_cast<size_t>((k.cols * 31 + k.stride) * 131 + k.bucket);
+      return std::hash<const void*>()(k.data) ^ static_cast<size_t>((k.cols * 31 + k.stride) * 131 + k.rows);
     }
   };
   std::unordered_map<MapKey, CUtensorMap, MapHash> maps_;
