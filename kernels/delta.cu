@@ -5,6 +5,7 @@
 
 #include "kernels/common.cuh"
 #include "kernels/delta.cuh"
+#include "kernels/delta_chunk.cuh"
 #include "kernels/kernels.h"
 #include "kernels/matrix.cuh"
 
@@ -207,7 +208,7 @@ struct DeltaRule {
   double* gate;
   bf16* o;
   int key_heads, value_heads, key_dim, value_dim, window_rows;  // window_rows: most of any window, a multiple of kRows
-  bool but_few_rows;
+  bool but_few_rows, chunks;                                    // segments of few rows, and those that run by chunks, are not this kernel's
 };
 
 // Row i of the window that begins at forest row `first`: its gate (a logarithm), beta, and its parent inside the window (-1: none).
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
   __shared__ uint32_t ancestor[kDeltaPath][kDeltaPath / 32];  // and itself
   pdl_begin();
   const ops::ForestSegment s = a.segment[blockIdx.x];
-  if (s.row_count == 0 || (a.but_few_rows && has_few_rows(s))) return;  // no rows: padding
+  if (s.row_count == 0 || (a.but_few_rows && has_few_rows(s)) || (a.chunks && runs_by_chunks(s))) return;  // no rows: padding
   const int head = blockIdx.y, column0 = blockIdx.z * kSlice, key_head = head / (a.value_heads / a.key_heads);
   const int columns = min(kSlice, a.value_dim - column0), col = threadIdx.x % kSlice, group = threadIdx.x / kSlice;
   constexpr int kGroups = kDeltaThreads / kSlice;
@@ -464,7 +465,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_small_kernel(DeltaRule
   __shared__ uint64_t ancestor[kRows];  // and itself
   pdl_begin();
   const ops::ForestSegment s = a.segment[blockIdx.x];
-  if (s.row_count == 0 || (a.but_few_rows && has_few_rows(s))) return;  // no rows: padding
+  if (s.row_count == 0 || (a.but_few_rows && has_few_rows(s)) || (a.chunks && runs_by_chunks(s))) return;  // no rows: padding
   const int head = blockIdx.y, column0 = blockIdx.z * kSlice, ratio = a.value_heads / a.key_heads, key_head = head / ratio;
   const int columns = min(kSlice, a.value_dim - column0), col = threadIdx.x % kSlice, group = threadIdx.x / kSlice, lane = col;
   const int pitch = a.key_dim + 8, chunks = a.key_dim / 8, key_columns = a.key_heads * a.key_dim;
@@ -644,7 +645,9 @@ cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage
     return launch(conv_kernel<kWide>, dim3(blocks(channels, kThreads * kWide), f.rows), dim3(kThreads), 0, stream, f.segment, f.segment_of,
                   f.parent, as_bf16(a.x), a.x.stride, as_f32(a.w), width, channels, window, input, as_bf16_out(a.y), a.y.stride);
   };
-  const cudaError_t e = wide ? run.template operator()<4>() : run.template operator()<1>();
+  constexpr int kManyRows = 128;  // from here on conv_rows has blocks enough
+  cudaError_t e = f.rows >= kManyRows ? conv_rows(stream, a, states, trace) : cudaErrorNotSupported;
+  if (e == cudaErrorNotSupported) e = wide ? run.template operator()<4>() : run.template operator()<1>();
   if (e != cudaSuccess || !f.any_certain) return e;
   return launch(conv_advance_kernel, dim3(blocks(channels, 256), f.segments), dim3(256), 0, stream, f.segment, as_bf16(a.x), a.x.stride,
                 width, channels, window, but_few_rows);
@@ -679,8 +682,13 @@ cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const D
               s.key_dim,
               s.value_dim,
               std::max((f.max_tree_rows + kRows - 1) / kRows * kRows, kRows),
-              but_few_rows};
+              but_few_rows,
+              f.any_certain && f.max_segment_rows >= kChunkedRows && has_chunks(a, s, work)};
   cudaError_t e = cudaSuccess;
+  if (r.chunks) {
+    e = delta_chunks(stream, a, states, work);
+    if (e != cudaSuccess || (f.segments == 1 && f.max_tree_rows == 0)) return e;  // the prompt is alone: nothing is left
+  }
   static size_t gram_allowed = 0, allowed = 0, small_allowed = 0;  // one device a process, set-up is not concurrent
   const auto allow = [](auto kernel, size_t bytes, size_t* so_far) {
     if (bytes <= *so_far) return cudaSuccess;

@@ -108,8 +108,14 @@ struct DeltaWork {
   float* q = nullptr;        // [rows, key_heads, key_dim] normed and scaled
   float* dots = nullptr;     // [rows, key_heads, kDeltaPath, 2]: k_j·k_i, k_j·q_i for the j-th row of i's window
   int32_t* turns = nullptr;  // [rows, key_heads, 4] zeros between launches: blocks of a key head that have read the window
+  uint8_t* tile = nullptr;   // [tiles, value_heads, ops::cuda::kDeltaTileBytes]: chunks of certain segments (delta_chunk.cu)
+  int tiles = 0;             // chunks computed together
+  size_t shared_limit = 0;   // bytes a block may use
 };
 using ops::cuda::kDeltaPath;
+// conv by conv_rows.cu; cudaErrorNotSupported: not four taps, or rows that do not begin at multiples of 16 bytes. The window stays as it
+// is.
+cudaError_t conv_rows(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace);
 // but_few_rows: segments of few rows (delta.cuh) are left out: states, windows and outputs of theirs stay as they are.
 cudaError_t conv(cudaStream_t stream, const ops::ConvArgs& a, const DeltaStorage& states, const TraceStorage& trace,
                  bool but_few_rows = false);

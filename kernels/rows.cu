@@ -160,6 +160,49 @@ __global__ void gated_rms_norm_kernel(const bf16* o, int64_t o_stride, const bf1
   for (int i = lane; i < dim; i += 32) out[i] = from_float<bf16>(w[i] * (to_float(in[i]) * scale) * silu(to_float(gate[i])));
 }
 
+// Heads of 128: half a warp each, eight values a lane, kItems heads at once.
+template <int kItems>
+__global__ void __launch_bounds__(256)
+    gated_rms_norm_128_kernel(const bf16* o, int64_t o_stride, const bf16* z, int64_t z_stride, const float* w, int heads, float eps,
+                              bf16* y, int64_t y_stride, int rows) {
+  constexpr int kDim = 128;
+  const int half = threadIdx.x / 16, d = threadIdx.x % 16 * 8, all = rows * heads;
+  float weight[8];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) weight[e] = w[d + e];  // constant: may be read before the kernel before this one is done
+  pdl_begin();
+  const int first = (blockIdx.x * 16 + half) * kItems;
+  uint4 value[kItems], gate[kItems];
+#pragma unroll
+  for (int k = 0; k < kItems; ++k) {
+    const int item = min(first + k, all - 1), row = item / heads, head = item % heads;
+    value[k] = *reinterpret_cast<const uint4*>(o + row * o_stride + head * kDim + d);
+    gate[k] = *reinterpret_cast<const uint4*>(z + row * z_stride + head * kDim + d);
+  }
+#pragma unroll
+  for (int k = 0; k < kItems; ++k) {
+    const int item = min(first + k, all - 1), row = item / heads, head = item % heads;
+    const auto *v = reinterpret_cast<const __nv_bfloat162*>(value + k), *g = reinterpret_cast<const __nv_bfloat162*>(gate + k);
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 x = __bfloat1622float2(v[e]);
+      sum = fmaf(x.x, x.x, fmaf(x.y, x.y, sum));
+    }
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    const float scale = rsqrtf(sum / static_cast<float>(kDim) + eps);
+    uint4 out;
+    auto* to = reinterpret_cast<__nv_bfloat162*>(&out);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 x = __bfloat1622float2(v[e]), s = __bfloat1622float2(g[e]);
+      to[e] = __floats2bfloat162_rn(weight[2 * e] * (x.x * scale) * silu(s.x), weight[2 * e + 1] * (x.y * scale) * silu(s.y));
+    }
+    if (first + k < all) *reinterpret_cast<uint4*>(y + row * y_stride + head * kDim + d) = out;
+  }
+}
+
 __global__ void silu_mul_kernel(const bf16* x, int64_t x_stride, int64_t width, bf16* y, int64_t y_stride) {
   pdl_begin();
   const bf16* in = x + blockIdx.y * x_stride;
@@ -172,6 +215,37 @@ __global__ void silu_mul_kernel(const bf16* x, int64_t x_stride, int64_t width, 
     *reinterpret_cast<__nv_bfloat162*>(out + i) = __floats2bfloat162_rn(silu(a.x) * b.x, silu(a.y) * b.y);
   }
 }
+
+// Many rows: eight values of kEach rows a thread, all loads in flight together.
+template <int kEach>
+__global__ void __launch_bounds__(128)
+    silu_mul_rows_kernel(const bf16* x, int64_t x_stride, int width, bf16* y, int64_t y_stride, int rows) {
+  pdl_begin();
+  const int i = (blockIdx.x * blockDim.x + threadIdx.x) * 8, first = blockIdx.y * kEach;
+  if (i >= width) return;
+  uint4 gate[kEach], up[kEach];
+#pragma unroll
+  for (int r = 0; r < kEach; ++r) {
+    if (first + r >= rows) break;
+    const bf16* in = x + (first + r) * x_stride + i;
+    gate[r] = *reinterpret_cast<const uint4*>(in), up[r] = *reinterpret_cast<const uint4*>(in + width);
+  }
+#pragma unroll
+  for (int r = 0; r < kEach; ++r) {
+    if (first + r >= rows) break;
+    const __nv_bfloat162 *g = reinterpret_cast<const __nv_bfloat162*>(gate + r), *u = reinterpret_cast<const __nv_bfloat162*>(up + r);
+    uint4 out;
+    auto* to = reinterpret_cast<__nv_bfloat162*>(&out);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 a = __bfloat1622float2(g[e]), b = __bfloat1622float2(u[e]);
+      to[e] = __floats2bfloat162_rn(silu(a.x) * b.x, silu(a.y) * b.y);
+    }
+    *reinterpret_cast<uint4*>(y + (first + r) * y_stride + i) = out;
+  }
+}
+
+bool sixteen(const ops::Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride % 8 == 0; }  // BF16 rows
 
 }  // namespace
 
@@ -223,11 +297,23 @@ cudaError_t add_rms_norm(cudaStream_t stream, const ops::AddRmsNormArgs& a) {
 
 cudaError_t gated_rms_norm(cudaStream_t stream, const ops::GatedRmsNormArgs& a) {
   const int rows = static_cast<int>(a.o.rows), dim = static_cast<int>(a.o.cols) / a.heads, items = rows * a.heads;
+  const auto run = [&]<int kItems>() {
+    return launch(gated_rms_norm_128_kernel<kItems>, dim3((items + 16 * kItems - 1) / (16 * kItems)), dim3(256), 0, stream, as_bf16(a.o),
+                  a.o.stride, as_bf16(a.z), a.z.stride, as_f32(a.w), a.heads, a.eps, as_bf16_out(a.y), a.y.stride, rows);
+  };
+  if (dim == 128 && sixteen(a.o) && sixteen(a.z) && sixteen(a.y))
+    return items >= 8192 ? run.template operator()<2>() : run.template operator()<1>();  // few are better spread
   return launch(gated_rms_norm_kernel, dim3((items + 7) / 8), dim3(256), 0, stream, as_bf16(a.o), a.o.stride, as_bf16(a.z), a.z.stride,
                 as_f32(a.w), a.heads, dim, a.eps, as_bf16_out(a.y), a.y.stride, rows);
 }
 
 cudaError_t silu_mul(cudaStream_t stream, const ops::SiluMulArgs& a) {
+  constexpr int kEach = 4, kManyRows = 64;
+  if (a.y.rows >= kManyRows && a.y.cols % 8 == 0 && sixteen(a.x) && sixteen(a.y))
+    return launch(silu_mul_rows_kernel<kEach>,
+                  dim3(static_cast<unsigned>((a.y.cols / 8 + 127) / 128), static_cast<unsigned>((a.y.rows + kEach - 1) / kEach)), dim3(128),
+                  0, stream, as_bf16(a.x), a.x.stride, static_cast<int>(a.y.cols), as_bf16_out(a.y), a.y.stride,
+                  static_cast<int>(a.y.rows));
   const unsigned blocks = static_cast<unsigned>((a.y.cols / 2 + 255) / 256);
   return launch(silu_mul_kernel, dim3(blocks, static_cast<unsigned>(a.y.rows)), dim3(256), 0, stream, as_bf16(a.x), a.x.stride, a.y.cols,
                 as_bf16_out(a.y), a.y.stride);

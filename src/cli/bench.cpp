@@ -51,7 +51,7 @@ const char* const kHelp =
     "                       weights that mean nothing (--load-format dummy). The text is none; the figures are marked\n"
     "  --only modes|stages|load  (default: modes; on a card stages too)\n\n"
     "Stages of a round by themselves, beside the time of reading the weights: a plain step, a draft, a tree's verification by rows, a "
-    "round.\n\n"
+    "round; and the prompts, --chunked-prefill-size tokens a pass.\n\n"
     "  --contexts LIST      tokens committed before (default: 1024)\n"
     "  --batches LIST       sequences in a pass (default: 1)\n"
     "  --rows LIST          of one sequence's tree, the root included (default: 1,16,32,64,128)\n"

@@ -62,17 +62,21 @@ class Stage {
     for (int32_t b = 0; b < batch; ++b) executor.reset_slot(b);
   }
 
-  // Runs the prompts, in chunks as a server would. Milliseconds of all.
+  // Runs the prompts, in chunks as a server would. Milliseconds of all, after one chunk that warms up: kernels are loaded and algorithms
+  // chosen at their first use.
   Result<double> prefill(int32_t chunk) {
+    const auto run = [&](int32_t b, int32_t from) -> Status {
+      Forest forest;
+      add_chain(&forest, b, std::min(chunk, context_ - from), from, true, false);
+      DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output_));
+      return executor_.commit(forest, keep_all(forest));
+    };
+    DDTREE_RETURN_IF_ERROR(run(0, 0));
+    DDTREE_RETURN_IF_ERROR(settle());
+    executor_.reset_slot(0);
     const auto begin = Clock::now();
     for (int32_t b = 0; b < batch_; ++b)
-      for (int32_t from = 0; from < context_; from += chunk) {
-        const int32_t rows = std::min(chunk, context_ - from);
-        Forest forest;
-        add_chain(&forest, b, rows, from, true, false);
-        DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output_));
-        DDTREE_RETURN_IF_ERROR(executor_.commit(forest, keep_all(forest)));
-      }
+      for (int32_t from = 0; from < context_; from += chunk) DDTREE_RETURN_IF_ERROR(run(b, from));
     DDTREE_RETURN_IF_ERROR(settle());
     return ms_since(begin);
   }
@@ -300,12 +304,12 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
   if (!pair) return pair.status();
   const int32_t longest = *std::max_element(o.contexts.begin(), o.contexts.end()),
                 widest = *std::max_element(o.batches.begin(), o.batches.end()), most = *std::max_element(o.rows.begin(), o.rows.end());
-  constexpr int32_t kChunk = 512;
+  const int32_t chunk = service.engine.prefill_chunk;  // --chunked-prefill-size
   ExecutorOptions options;
   options.page_size = service.page_size;
   options.slots = widest;
   options.pages = widest * ((longest + 600 + options.page_size - 1) / options.page_size);
-  options.max_rows = std::max(kChunk, widest * most);
+  options.max_rows = std::max(chunk, widest * most);
   options.max_logit_rows = widest * most;
   options.threads = service.threads;
   options.graphs = !service.no_graphs;
@@ -348,7 +352,7 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
     for (int32_t batch : o.batches) {
       Stage stage(executor, context, batch, o.repeat);
       if (isatty(STDERR_FILENO)) fmt::print(stderr, "\r\033[Kcontext {}, batch {}", context, batch), std::fflush(stderr);
-      auto prefill = stage.prefill(kChunk);
+      auto prefill = stage.prefill(chunk);
       if (!prefill) return prefill.status();
       const double prefill_floor = product_rate > 0 ? batch * prefill_flop(*pair, context) / product_rate * 1e3 : 0;
       auto plain = stage.plain_step();
@@ -406,7 +410,7 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
       Json timed = Json::array();
       if (o.ops)
         for (int32_t rows : {0, o.rows.front(), o.rows[o.rows.size() / 2], o.rows.back()}) {  // 0: a chunk of the prompt
-          auto times = rows == 0 ? stage.prefill_op_times(kChunk) : stage.op_times(rows);
+          auto times = rows == 0 ? stage.prefill_op_times(chunk) : stage.op_times(rows);
           if (!times) return times.status();
           if (times->empty()) break;  // this backend times no ops
           double sum = 0;
@@ -414,13 +418,13 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
           if (!json)
             fmt::print(
                 "  ops of {} and its commit, each by itself: {:.2f} ms\n",
-                rows == 0 ? fmt::format("the prompt's last {} tokens", std::min(kChunk, context)) : fmt::format("a pass of {} rows", rows),
+                rows == 0 ? fmt::format("the prompt's last {} tokens", std::min(chunk, context)) : fmt::format("a pass of {} rows", rows),
                 sum);
           for (const auto& t : *times) {
             if (!json)
               fmt::print("    {:<22} {:>5} × {:>8.1f} µs = {:>8.3f} ms\n", t.op, t.calls, t.ms * 1e3 / static_cast<double>(t.calls), t.ms);
             timed.push_back({{"of", rows == 0 ? "prefill" : "verify"},
-                             {"rows", rows == 0 ? std::min(kChunk, context) : rows},
+                             {"rows", rows == 0 ? std::min(chunk, context) : rows},
                              {"op", t.op},
                              {"calls", t.calls},
                              {"ms", t.ms}});

@@ -137,7 +137,7 @@ Result<DeltaTrace*> CountingBackend::make_delta_trace(DeltaShape shape, int32_t 
     worker(cpu::layout::delta_worker(shape, rows));
   } else {
     const cuda::layout::Trace t = cuda::layout::trace(shape, rows);
-    for (const int64_t bytes : {t.k, t.u, t.gate, t.input, t.q, t.dots, t.turns}) take(MemoryUse::kTrace, 0, 0, bytes);
+    for (const int64_t bytes : {t.k, t.u, t.gate, t.input, t.q, t.dots, t.turns, t.tiles}) take(MemoryUse::kTrace, 0, 0, bytes);
   }
   return static_cast<DeltaTrace*>(keep<CountedTrace>(shape, rows));
 }

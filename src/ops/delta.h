@@ -8,7 +8,7 @@
 // conv: c[r, ch] = silu( Σ_t w[ch, t] · m_t ), where m_{W-1} is the row's own input x[r, ch], m_{W-2} its parent's, …; taps before the
 //   segment's root come from the slot's window, which is zero for a new sequence. Taps follow parents, not rows. Accumulated over t
 //   ascending in float32. BF16 boundaries: c is rounded once, after silu. (Hugging Face also rounds the sum before silu; we do not.)
-//   Side effects: certain segments advance their slot's window; inputs of all rows are kept in `trace` until the next pass.
+//   Side effects: certain segments advance their slot's window; inputs of tentative rows are kept in `trace` until the next pass.
 //
 // delta_rule, per value head (key head = value head / (value_heads / key_heads)); q, k, v are columns of c:
 //     q^ = q · rsqrt(Σq² + 1e-6) / √key_dim,  k^ = k · rsqrt(Σk² + 1e-6)
@@ -20,8 +20,9 @@
 //   (an inverse by powers of the matrix is exact on paper and loses all digits when keys repeat). P is kept in float64: it reaches
 //   hundreds, and its differences would cancel in float32. Only ancestors are visited, so no exponent is positive.
 //   Certain segments run as chunks of at most 64 rows, each folded into the slot's state before the next: a single row is a chunk of one,
-//   with the same arithmetic as a tentative row and its commit. Tentative segments write no state. Factors (k^, u, P) of all rows
-//   stay in `trace` until the next pass. All float32 but g and P (float64); BF16 boundaries: o is rounded once.
+//   with the same arithmetic as a tentative row and its commit. (CUDA: from 17 rows on the chunks' parts that need no state come first, all
+//   at once: kernels/delta_chunk.cu.) Tentative segments write no state. Factors (k^, u, P) of tentative rows stay in `trace` until the
+//   next pass. All float32 but g and P (float64); BF16 boundaries: o is rounded once.
 //   A row's result depends on its own path and, for certain rows, on where chunks begin; never on other segments. (CUDA, outside
 //   the kernel for few rows: to rounding only, where another segment of the pass is a tree of more than 64 rows; a tree has at most 320
 //   there.)

@@ -34,7 +34,7 @@ struct Pending {
   std::string algorithm;
   int num_steps = 0, draft_tokens = 0, block_size = 0, eagle_topk = 0;
   std::string load_format;
-  bool budget_given = false, help = false;
+  bool budget_given = false, chunk_given = false, help = false;
 };
 
 Status integer(const Given& g, int64_t low, int64_t high, int64_t* out) {
@@ -186,8 +186,13 @@ Status take_budget(const Given& g, ServeConfig& c, Pending& p) {
   return {};
 }
 
-Status take_chunk(const Given& g, ServeConfig& c, Pending&) {
+// A card's products come near its peak from some hundred rows on, and more rows share a pass's launches; 512 stay below 40 ms of a large
+// model on a fast card, which is how long other sequences wait.
+constexpr int32_t kCudaChunk = 512;
+
+Status take_chunk(const Given& g, ServeConfig& c, Pending& p) {
   constexpr int kMost = 4096;
+  p.chunk_given = true;
   int64_t n = 0;
   DDTREE_RETURN_IF_ERROR(integer(g, -1, INT32_MAX, &n));
   if (n == 0) return g.wrong("must be at least 1, or -1 for the largest chunk");
@@ -347,7 +352,11 @@ const std::vector<Flag>& own_flags() {
        "N",
        "requests that may wait; one more is a 429 (default: 256)",
        engine_whole(0, 100000, &EngineOptions::max_queue)},
-      {{"--chunked-prefill-size"}, "Capacity", "N", "prompt tokens a pass, all requests together (default: 256)", take_chunk},
+      {{"--chunked-prefill-size"},
+       "Capacity",
+       "N",
+       "prompt tokens a pass, all requests together (default: 256; on a card 512)",
+       take_chunk},
       {{"--page-size"}, "Capacity", "N", "tokens a KV page, up to 1024; rounded up to a multiple of 16 (default: 32)", take_page_size},
       {{"--max-total-tokens"},
        "Capacity",
@@ -521,6 +530,7 @@ const ExtraFlag* find_extra(const std::string& name) {
 // Settles what several flags say together.
 Status settle(ServeConfig& c, const Pending& p) {
   EngineOptions& e = c.service.engine;
+  if (!p.chunk_given && c.service.cuda_device >= 0) e.prefill_chunk = kCudaChunk;
   std::string algorithm = p.algorithm;
   if (algorithm == "EAGLE") {
     c.notes.push_back("--speculative-algorithm EAGLE: with this model family that is its MTP head; NEXTN is used");

@@ -317,6 +317,10 @@ Result<DeltaTrace*> CudaBackend::make_delta_trace(DeltaShape shape, int32_t rows
   DDTREE_RETURN_IF_ERROR(allocate(&w.q, size.q, MemoryUse::kTrace, "delta-rule queries"));
   DDTREE_RETURN_IF_ERROR(allocate(&w.dots, size.dots, MemoryUse::kTrace, "delta-rule products"));
   DDTREE_RETURN_IF_ERROR(allocate(&w.turns, size.turns, MemoryUse::kTrace, "delta-rule turns"));
+  DDTREE_RETURN_IF_ERROR(allocate(&w.tile, size.tiles, MemoryUse::kTrace, "delta-rule chunks"));
+  w.tiles = static_cast<int>(layout::delta_tiles(shape, rows));
+  // Portable: as the smaller cards have it.
+  w.shared_limit = options_.portable_kernels ? std::min<size_t>(shared_limit_, 98 << 10) : shared_limit_;
   return static_cast<DeltaTrace*>(trace);
 }
 

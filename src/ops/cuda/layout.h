@@ -5,15 +5,18 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/delta.h"
 #include "ops/limits.h"
 #include "ops/tensor.h"
 
 namespace ddtree::ops::cuda {
 
-inline constexpr int kDeltaPath = 320;     // most rows of a tentative segment; certain ones run by ops::kDeltaChunk
-inline constexpr int kLogitSlice = 8192;   // logits of a row that one block of best_of_rows reads
-inline constexpr int kLogitBest = 8;       // bytes of one candidate of a slice
-inline constexpr int kLogitSliceSum = 16;  // bytes of what a slice has beside its candidates
+inline constexpr int kDeltaPath = 320;             // most rows of a tentative segment; certain ones run by ops::kDeltaChunk
+inline constexpr int kDeltaTiles = 16;             // chunks of certain rows that the delta rule computes together, in one layer at a time
+inline constexpr int64_t kDeltaTileBytes = 82944;  // of one chunk and value head: Tile of kernels/delta_chunk.cu
+inline constexpr int kLogitSlice = 8192;           // logits of a row that one block of best_of_rows reads
+inline constexpr int kLogitBest = 8;               // bytes of one candidate of a slice
+inline constexpr int kLogitSliceSum = 16;          // bytes of what a slice has beside its candidates
 
 namespace layout {
 
@@ -35,9 +38,14 @@ inline int64_t kv(const KvShape& s, int64_t places) { return places * s.kv_heads
 inline int64_t states(const DeltaShape& s, int64_t slots) { return slots * s.layers * s.value_heads * s.key_dim * s.value_dim * 4; }
 inline int64_t windows(const DeltaShape& s, int64_t slots) { return slots * s.layers * (s.conv_width - 1) * s.channels() * 2; }
 
-// Factors of all layers, and what one layer at work has of its own (q, dots, turns).
+// Chunks of certain rows that have workspace: those of the largest pass, but never more than kDeltaTiles. Other heads' dims run without.
+inline int64_t delta_tiles(const DeltaShape& s, int64_t rows) {
+  return s.key_dim == 128 && s.value_dim == 128 ? std::min<int64_t>((rows + kDeltaChunk - 1) / kDeltaChunk, kDeltaTiles) : 0;
+}
+
+// Factors of all layers, and what one layer at work has of its own (q, dots, turns, tiles).
 struct Trace {
-  int64_t k, u, gate, input, q, dots, turns;
+  int64_t k, u, gate, input, q, dots, turns, tiles;
 };
 inline Trace trace(const DeltaShape& s, int64_t rows) {
   const int64_t all = rows * s.layers, keys = int64_t{s.key_heads} * s.key_dim, values = int64_t{s.value_heads} * s.value_dim;
@@ -47,7 +55,8 @@ inline Trace trace(const DeltaShape& s, int64_t rows) {
           all * s.channels() * 2,
           rows * keys * 4,
           rows * s.key_heads * kDeltaPath * 2 * 4,
-          rows * s.key_heads * 4 * 4};
+          rows * s.key_heads * 4 * 4,
+          delta_tiles(s, rows) * s.value_heads * kDeltaTileBytes};
 }
 
 // Workspace of best_of_rows.
