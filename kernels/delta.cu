@@ -687,7 +687,8 @@ cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const D
   cudaError_t e = cudaSuccess;
   if (r.chunks) {
     e = delta_chunks(stream, a, states, work);
-    if (e != cudaSuccess || (f.segments == 1 && f.max_tree_rows == 0)) return e;  // the prompt is alone: nothing is left
+    // A prompt alone leaves nothing. Sizes may be rounded up, at most twofold, where passes are recorded.
+    if (e != cudaSuccess || (f.segments == 1 && f.max_tree_rows == 0 && f.max_segment_rows > 2 * kChunkedRows)) return e;
   }
   static size_t gram_allowed = 0, allowed = 0, small_allowed = 0;  // one device a process, set-up is not concurrent
   const auto allow = [](auto kernel, size_t bytes, size_t* so_far) {
