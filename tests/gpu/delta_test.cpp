@@ -644,61 +644,62 @@ TEST_CASE("gpu: gated_delta_mixer leaves padding rows and segments alone") {
     mixer.mix("padded", forest, rows, in.a, in.b);
     mixer.probe("padding");
   }
+}
 
-  // By chunks on a card from 17 rows on.
-  TEST_CASE("gpu: delta_rule, prompts of 1 to 600 rows around the edges of chunks, one pass upon the other") {
-    INFO(seed_text());
-    Random random(seed());
-    const Twins twins(640);
-    Mixer mixer(twins, {.layers = 1, .key_heads = 2, .value_heads = 4, .key_dim = 128, .value_dim = 128, .conv_width = 4}, 1, 640, &random);
-    std::vector<Sequence> s = slots(1);
-    for (const int32_t rows : {600, 1, 2, 16, 17, 18, 33, 63, 64, 65, 80, 81, 127, 128, 129, 191, 192, 193, 255, 512, 513, 575, 577}) {
-      INFO(rows << " rows");
+// By chunks on a card from 17 rows on.
+TEST_CASE("gpu: delta_rule, prompts of 1 to 600 rows around the edges of chunks, one pass upon the other") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(640);
+  Mixer mixer(twins, {.layers = 1, .key_heads = 2, .value_heads = 4, .key_dim = 128, .value_dim = 128, .conv_width = 4}, 1, 640, &random);
+  std::vector<Sequence> s = slots(1);
+  for (const int32_t rows : {600, 1, 2, 16, 17, 18, 33, 63, 64, 65, 80, 81, 127, 128, 129, 191, 192, 193, 255, 512, 513, 575, 577}) {
+    INFO(rows << " rows");
+    Plan plan(nullptr);
+    plan.add(Shape::kCertain, rows, &s[0], &random);
+    mixer.pass("pass", plan, mixer.inputs(rows));
+    mixer.probe("it");
+  }
+}
+
+// More chunks than are computed together: one prompt's stand in both parts.
+TEST_CASE("gpu: delta_rule, many prompts in a pass, and trees between them") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(1500);
+  Mixer mixer(twins, kTiny, 10, 1500, &random);
+  std::vector<Sequence> s = slots(10);
+  for (const bool trees : {false, true}) {
+    Plan plan(nullptr);
+    size_t i = 0;
+    for (const int32_t rows : {17, 65, 130, 64, 600, 18, 100, 1}) {
+      plan.add(Shape::kCertain, rows, &s[i++], &random);
+      if (trees && i == 3) plan.add(Shape::kBestFirst, 33, &s[8], &random);
+    }
+    if (trees) plan.add(Shape::kRandom, 150, &s[9], &random);
+    mixer.pass("pass", plan, mixer.inputs(plan.rows()));
+    mixer.commit(plan.accept(&random));
+    mixer.probe("it");
+  }
+}
+
+TEST_CASE("gpu: delta_rule, prompts whose gates reach -285 within 13 rows, and such that hardly decay") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(640);
+  Mixer mixer(twins, kTiny, 1, 640, &random);
+  // Heads of -22 a row, of -22 in some rows and about 0 in others, of ordinary size, and of about 0.
+  mixer.set_gates(Floats{3.0f, 3.0f, 0.0f, -6.0f}, Floats{0.7f, -3.0f, 0.0f, 0.0f});
+  std::vector<Sequence> s = slots(1);
+  for (const float scale : {0.01f, 4.0f})
+    for (const int32_t rows : {13, 100, 600}) {
+      INFO(rows << " rows, gates by " << scale);
       Plan plan(nullptr);
       plan.add(Shape::kCertain, rows, &s[0], &random);
-      mixer.pass("pass", plan, mixer.inputs(rows));
+      mixer.pass("pass", plan, mixer.inputs(rows, scale));
       mixer.probe("it");
     }
-  }
-
-  // More chunks than are computed together: one prompt's stand in both parts.
-  TEST_CASE("gpu: delta_rule, many prompts in a pass, and trees between them") {
-    INFO(seed_text());
-    Random random(seed());
-    const Twins twins(1500);
-    Mixer mixer(twins, kTiny, 10, 1500, &random);
-    std::vector<Sequence> s = slots(10);
-    for (const bool trees : {false, true}) {
-      Plan plan(nullptr);
-      size_t i = 0;
-      for (const int32_t rows : {17, 65, 130, 64, 600, 18, 100, 1}) {
-        plan.add(Shape::kCertain, rows, &s[i++], &random);
-        if (trees && i == 3) plan.add(Shape::kBestFirst, 33, &s[8], &random);
-      }
-      if (trees) plan.add(Shape::kRandom, 150, &s[9], &random);
-      mixer.pass("pass", plan, mixer.inputs(plan.rows()));
-      mixer.commit(plan.accept(&random));
-      mixer.probe("it");
-    }
-  }
-
-  TEST_CASE("gpu: delta_rule, prompts whose gates reach -285 within 13 rows, and such that hardly decay") {
-    INFO(seed_text());
-    Random random(seed());
-    const Twins twins(640);
-    Mixer mixer(twins, kTiny, 1, 640, &random);
-    // Heads of -22 a row, of -22 in some rows and about 0 in others, of ordinary size, and of about 0.
-    mixer.set_gates(Floats{3.0f, 3.0f, 0.0f, -6.0f}, Floats{0.7f, -3.0f, 0.0f, 0.0f});
-    std::vector<Sequence> s = slots(1);
-    for (const float scale : {0.01f, 4.0f})
-      for (const int32_t rows : {13, 100, 600}) {
-        INFO(rows << " rows, gates by " << scale);
-        Plan plan(nullptr);
-        plan.add(Shape::kCertain, rows, &s[0], &random);
-        mixer.pass("pass", plan, mixer.inputs(rows, scale));
-        mixer.probe("it");
-      }
-  }
+}
 
 }  // namespace
 }  // namespace ddtree::ops::gpu_test
