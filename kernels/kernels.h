@@ -59,7 +59,8 @@ struct KvStorage {                           // BF16, K and V alike
   __nv_bfloat16 *k = nullptr, *v = nullptr;  // [layers, places, kv_heads, head_dim]; places = pages · page_size, or scratch rows
   int64_t layer_stride = 0;                  // elements
   int kv_heads = 0, head_dim = 0, page_size = 0;
-  // Of all layers' places [layers · places, kv_heads · head_dim] with boxes {64, 32}, 128-byte swizzled; null: none. map_row: of this layer.
+  // Of all layers' places [layers · places, kv_heads · head_dim] with boxes {64, 32}, 128-byte swizzled; null: none. map_row: of this
+  // layer.
   const CUtensorMap *k_map = nullptr, *v_map = nullptr;
   int map_row = 0;
 };
@@ -69,7 +70,7 @@ struct Rope {
 };
 cudaError_t attention_prepare(cudaStream_t stream, const ops::AttentionPrepareArgs& a, const Rope& rope, const KvStorage& scratch,
                               const KvStorage* pool);
-struct AttentionWork {       // partial results of the parts of a context (attention.cuh)
+struct AttentionWork {  // partial results of the parts of a context (attention.cuh)
   float* partial = nullptr;
   int64_t capacity = 0;     // floats
   size_t shared_limit = 0;  // bytes a block may use
