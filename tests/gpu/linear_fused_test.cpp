@@ -143,7 +143,8 @@ TEST_CASE("gpu: linear_add_norm and the product of its rows equal the CPU's") {
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t i = 0; i < hidden; ++i) before[static_cast<size_t>(r * hidden + i)] *= std::ldexp(1.0f, static_cast<int>(r % 9) - 2);
       const auto got = chain.run(random.activations(rows * k), before, tapped, last);
-      twins.compare("residual", got.residual, rounded_limit(k));
+      // What is added is rounded first: a value that goes the other way moves its row by a step of up to 2^-7 of that value.
+      twins.compare("residual", got.residual, rounded_limit(k) + 0x1p-7 / std::sqrt(static_cast<double>(hidden)));
       if (tapped) twins.compare("tap", got.tap, rounded_limit(k));
       if (last) {
         twins.compare("normed", got.linear, rounded_limit(k));

@@ -3,10 +3,8 @@
 #include <dlfcn.h>
 #include <fmt/core.h>
 
-#include <functional>
 #include <map>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #if __has_include(<cublasLt.h>)
@@ -38,19 +36,10 @@ uint32_t alignment(const Tensor& t) {
 
 }  // namespace
 
-constexpr int kCandidates = 8;        // algorithms that are tried, the library's best guesses first
-constexpr int kTrials = 4;            // runs of each; the fastest counts, the first warms up
-constexpr float kWorthwhile = 0.98f;  // of the first guess's time: a slower one gains nothing but another choice at every start
-
 struct BlasLt::Plan {
-  std::vector<cublasLtMatmulAlgo_t> candidates;  // until one is chosen
   cublasLtMatmulAlgo_t algorithm{};
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, d = nullptr;
   bool possible = false;
-};
-
-struct BlasLt::Algorithm {
-  const cublasLtMatmulAlgo_t* value;
 };
 
 struct BlasLt::Library {
@@ -161,10 +150,10 @@ Result<BlasLt::Plan*> BlasLt::plan(int64_t n, int64_t k, const Tensor& x, const 
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align_x);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align_y);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align_y);
-  cublasLtMatmulHeuristicResult_t found[kCandidates] = {};
+  cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
   if (s == CUBLAS_STATUS_SUCCESS) {
-    const cublasStatus_t h = l.heuristic(l.context, l.product, p.a, p.b, p.d, p.d, preference, kCandidates, found, &count);
+    const cublasStatus_t h = l.heuristic(l.context, l.product, p.a, p.b, p.d, p.d, preference, 1, &found, &count);
     if (h == CUBLAS_STATUS_NOT_SUPPORTED) count = 0;
     else s = h;
   }
@@ -172,42 +161,9 @@ Result<BlasLt::Plan*> BlasLt::plan(int64_t n, int64_t k, const Tensor& x, const 
   if (s != CUBLAS_STATUS_SUCCESS)
     return Status(Code::kEngineFault,
                   fmt::format("cuBLASLt {}: no plan for [{}, {}] · [{}, {}]ᵀ (status {})", version_, x.rows, k, n, k, static_cast<int>(s)));
-  for (int i = 0; i < count; ++i)
-    if (found[i].state == CUBLAS_STATUS_SUCCESS) p.candidates.push_back(found[i].algo);
-  p.possible = !p.candidates.empty();
-  if (p.possible) p.algorithm = p.candidates.front();
+  p.possible = count > 0 && found.state == CUBLAS_STATUS_SUCCESS;
+  p.algorithm = found.algo;
   return &p;
-}
-
-// Runs the candidates on the product that is due anyway: y comes out the same from each but for rounding. Where the stream is being
-// captured nothing can be timed, and the first guess stays for good, as every choice does.
-Status BlasLt::choose(Plan* p, cudaStream_t stream, const std::function<int(const Algorithm&)>& run) {
-  const std::vector<cublasLtMatmulAlgo_t> candidates = std::exchange(p->candidates, {});
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (candidates.size() < 2 || cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone) return {};
-  cudaEvent_t begin = nullptr, end = nullptr;
-  cudaError_t e = cudaEventCreate(&begin);
-  if (e == cudaSuccess) e = cudaEventCreate(&end);
-  float best = 0;
-  for (size_t i = 0; i < candidates.size() && e == cudaSuccess; ++i) {
-    float fastest = 0;
-    for (int trial = 0; trial < kTrials && e == cudaSuccess; ++trial) {
-      e = cudaEventRecord(begin, stream);
-      if (run(Algorithm{&candidates[i]}) != CUBLAS_STATUS_SUCCESS) {
-        fastest = 0;
-        break;
-      }
-      float ms = 0;
-      if (e == cudaSuccess) e = cudaEventRecord(end, stream);
-      if (e == cudaSuccess) e = cudaEventSynchronize(end);
-      if (e == cudaSuccess) e = cudaEventElapsedTime(&ms, begin, end);
-      if (trial > 0 && (fastest == 0 || ms < fastest)) fastest = ms;
-    }
-    if (fastest > 0 && (best == 0 || fastest < best * kWorthwhile)) best = fastest, p->algorithm = candidates[i];
-  }
-  for (const cudaEvent_t event : {begin, end})
-    if (event) cudaEventDestroy(event);
-  return e == cudaSuccess ? Status() : Status(Code::kEngineFault, fmt::format("timing cuBLASLt's algorithms: {}", cudaGetErrorString(e)));
 }
 
 Result<bool> BlasLt::linear(cudaStream_t stream, const void* weight, int64_t n, int64_t k, const Tensor& x, const Tensor& y,
@@ -221,12 +177,9 @@ Result<bool> BlasLt::linear(cudaStream_t stream, const void* weight, int64_t n, 
   const float one = 1.0f, zero = 0.0f;
   cublasStatus_t s = l.layout_set(p.b, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof(rows));
   if (s == CUBLAS_STATUS_SUCCESS) s = l.layout_set(p.d, CUBLASLT_MATRIX_LAYOUT_COLS, &rows, sizeof(rows));
-  const auto run = [&](const Algorithm& algorithm) -> int {
-    return l.matmul(l.context, l.product, &one, weight, p.a, x.data, p.b, &zero, y.data, p.d, y.data, p.d, algorithm.value, workspace,
-                    static_cast<size_t>(layout::kBlasWork), stream);
-  };
-  if (s == CUBLAS_STATUS_SUCCESS && !p.candidates.empty()) DDTREE_RETURN_IF_ERROR(choose(&p, stream, run));
-  if (s == CUBLAS_STATUS_SUCCESS) s = static_cast<cublasStatus_t>(run(Algorithm{&p.algorithm}));
+  if (s == CUBLAS_STATUS_SUCCESS)
+    s = l.matmul(l.context, l.product, &one, weight, p.a, x.data, p.b, &zero, y.data, p.d, y.data, p.d, &p.algorithm, workspace,
+                 static_cast<size_t>(layout::kBlasWork), stream);
   if (s == CUBLAS_STATUS_NOT_SUPPORTED) return false;
   if (s != CUBLAS_STATUS_SUCCESS)
     return Status(Code::kEngineFault,

@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -25,8 +24,7 @@ class BlasLt {
 
   // y [R, N] = x [R, K] · Wᵀ, W [N, K] BF16 and contiguous, x BF16, y BF16 or float32; float32 accumulation. workspace: layout::kBlasWork
   // bytes. The algorithm is chosen once for a shape and a bucket of rows (multiples of kBucket), so that a row's bits do not depend on how
-  // many others there are in its bucket: the fastest of the library's best guesses, timed at its first use, for some milliseconds; another
-  // start may choose otherwise. False where the library has no algorithm for this shape; kEngineFault where it fails.
+  // many others there are in its bucket. False where the library has no algorithm for this shape; kEngineFault where it fails.
   Result<bool> linear(cudaStream_t stream, const void* weight, int64_t n, int64_t k, const Tensor& x, const Tensor& y, void* workspace);
 
   static constexpr int64_t kBucket = 128;
@@ -34,10 +32,8 @@ class BlasLt {
  private:
   struct Library;
   struct Plan;
-  struct Algorithm;
   BlasLt();
   Result<Plan*> plan(int64_t n, int64_t k, const Tensor& x, const Tensor& y);
-  Status choose(Plan* plan, cudaStream_t stream, const std::function<int(const Algorithm&)>& run);
 
   std::unique_ptr<Library> library_;
   std::string version_;
