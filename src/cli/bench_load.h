@@ -22,7 +22,8 @@ struct LoadBenchOptions {
 
 // Writes layers of BF16 matrices in shards with an index, or takes the ones that an earlier run with `keep` left there. Reads the files
 // with as many threads into ordinary memory, and loads them into a backend (`service.cuda_device`, the CPU below 0) with the packings of a
-// model's layers. Beside both stands the link to the card, which bounds a load from the page cache. Prints a table unless json is given. kStorage: no room for the files, naming folder, need and what is free.
+// model's layers. Beside both stands the link to the card, which bounds a load from the page cache. Prints a table unless json is given.
+// kStorage: no room for the files, naming folder, need and what is free.
 Status bench_load(const ServiceOptions& service, const LoadBenchOptions& options, nlohmann::ordered_json* json);
 
 }  // namespace ddtree::cli

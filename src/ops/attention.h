@@ -18,8 +18,8 @@
 //   order depends on the row's own path only. So a row is bit-identical as tentative row, as certain row, alone, in any batch and
 //   for any split of the prefill. BF16 boundaries: o is rounded once after the gate; probabilities stay float32.
 // On CUDA the softmax runs over tiles of keys with running sums, the context is cut into parts by the length and the rows of the row's own
-//   segment, parts are folded in order of position, and probabilities are rounded to BF16 for the product with V: a row's bits depend on its
-//   segment alone, not on what else is in the pass; the same row in a segment of another size agrees to that rounding.
+//   segment, parts are folded in order of position, and probabilities are rounded to BF16 for the product with V: a row's bits depend on
+//   its segment alone, not on what else is in the pass; the same row in a segment of another size agrees to that rounding.
 // Workspace: the backend's own, bounded by the largest context.
 #pragma once
 

@@ -208,14 +208,8 @@ Status take_load_format(const Given& g, ServeConfig&, Pending& p) {
 }
 
 Status take_device(const Given& g, ServeConfig& c, Pending&) {
-  if (g.value == "cpu" || g.value == "auto") {
-    c.service.cuda_device = -1;
-    return {};
-  }
-  if (g.value == "cuda") {
-    c.service.cuda_device = 0;
-    return {};
-  }
+  if (g.value == "cpu" || g.value == "auto") return c.service.cuda_device = -1, Status();
+  if (g.value == "cuda") return c.service.cuda_device = 0, Status();
   if (g.value.starts_with("cuda:") && g.value.size() > 5 && g.value.size() < 8 &&
       g.value.find_first_not_of("0123456789", 5) == std::string::npos) {
     c.service.cuda_device = std::stoi(g.value.substr(5));
