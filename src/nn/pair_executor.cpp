@@ -236,7 +236,7 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
     const ForestShape& f = *fixed;
     backend_->segment({{kVerify, f.rows, f.segments, f.max_position, f.max_segment_rows, f.max_tree_rows, f.max_certain_rows}}, ops);
   } else {
-    ops();
+    backend_->once(ops);
   }
   if (count > 0 && on_host) DDTREE_ASSIGN(output->logits, backend_->host_floats(logits));
   DDTREE_RETURN_IF_ERROR(backend_->finish());
@@ -364,7 +364,7 @@ Status PairExecutor::commit(const Forest& forest, std::span<const Accepted> acce
                         view.max_position, view.max_certain_rows}},
                       ops);
   } else {
-    ops();
+    backend_->once(ops);
   }
   return {};
 }
@@ -511,7 +511,7 @@ Status PairExecutor::draft_blocks(std::span<const DraftQuery> queries, int32_t t
   };
   bad_row_ = -1;
   if (fixed) backend_->segment({{kDraft, drafts, view.max_position, top_k}}, ops);
-  else ops();
+  else backend_->once(ops);
   DDTREE_RETURN_IF_ERROR(backend_->finish());
   const int32_t real = count * (block - 1);  // the rest is padding
   if (fixed) std::copy_n(tokens, real * top_k, token), std::copy_n(log_probs, real * top_k, log_prob);
@@ -605,7 +605,7 @@ Status PairExecutor::draft_steps(std::span<const DraftQuery> queries, int32_t st
     };
     bad_row_ = -1;
     if (fixed) backend_->segment({{kDraftStep, step, chains, view.max_position}}, ops);
-    else ops();
+    else backend_->once(ops);
     DDTREE_RETURN_IF_ERROR(backend_->finish());
     if (bad_row_ >= 0 && bad_row_ < count) {
       return fault(fmt::format("MTP logits of draft {} (slot {}, context {}) are not finite", step, queries[bad_row_].slot,

@@ -88,6 +88,7 @@ class Backend {
   // included; only what stands there may differ. So they may be recorded once and replayed. Everything is staged before, and finish()
   // comes between two segments with results.
   virtual void segment(const SegmentKey&, const std::function<void()>& ops) { ops(); }
+  virtual void once(const std::function<void()>& ops) { ops(); }  // the same for ops that no key promises to repeat: timed alike
 
   // --- ops ---------------------------------------------------------------------------------------------------------------------------
   virtual void embed(const EmbedArgs& args) = 0;

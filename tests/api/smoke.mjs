@@ -18,11 +18,11 @@ async function smoke(args, { env = {}, signal } = {}) {
   let out = '', err = '';
   child.stdout.on('data', (d) => { out += d; });
   child.stderr.on('data', (d) => { err += d; });
-  const begin = Date.now();
+  const begin = performance.now();
   const closed = once(child, 'close');
   if (signal) signal(child);
   const [code] = await closed;
-  const result = { code, out, err, seconds: (Date.now() - begin) / 1000 };
+  const result = { code, out, err, seconds: (performance.now() - begin) / 1000 };
   if (args.includes('--json') && out.startsWith('{')) {
     result.report = JSON.parse(out);
     result.check = (name) => result.report.checks.find((c) => c.name === name);

@@ -56,9 +56,9 @@ test('a stuck round: no more pings, /livez 503 within its time', async () => {
     const args = ['--stuck-seconds', '3', '--stuck-exit-seconds', '0', '--inject', 'stuck-round:after=12,ms=0', '--drain-timeout', '0'];
     const s = await Server.start({ program: faultyBinary, args, env: { NOTIFY_SOCKET: path, WATCHDOG_USEC: '1000000' } });
     const asked = s.chat(long).catch(() => {});
-    const begun = Date.now();
+    const begun = performance.now();
     await eventually('/livez is 503', async () => (await s.get('/livez')).status === 503, 60);
-    assert.ok(Date.now() - begun < 60_000);
+    assert.ok(performance.now() - begun < 60_000);
     await sleep(300);  // a ping that was on its way
     const pings = starts(heard, 'WATCHDOG=1').length;
     assert.ok(pings > 0);

@@ -57,6 +57,7 @@ class CudaBackend final : public Backend {
   void reset_state(StatePool* states, int32_t slot) override;
   bool fixed_shapes() const override { return true; }
   void segment(const SegmentKey& key, const std::function<void()>& ops) override;
+  void once(const std::function<void()>& ops) override;
   int64_t graph_count() const { return recorded_; }
   int64_t graph_bytes() const { return graph_bytes_; }  // of device memory, as the driver reports them
 
@@ -134,7 +135,6 @@ class CudaBackend final : public Backend {
     int64_t bytes = 0;                           // of device memory
     uint64_t used = 0;                           // when
   };
-  void run_plainly(const std::function<void()>& ops);
   bool record(Graph* graph, const std::function<void()>& ops);
   void drop(Graph* graph);
   void drop_graphs();

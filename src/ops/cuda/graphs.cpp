@@ -22,18 +22,18 @@ constexpr size_t kMostSeen = 1024;  // keys remembered
 
 void CudaBackend::segment(const SegmentKey& key, const std::function<void()>& ops) {
   // Ops that are timed one by one run one by one; results that still wait would be overwritten; a pass that failed already records nothing.
-  if (!options_.graphs || timing_ || results_used_ > 0 || small_used_ > 0 || !error_.ok()) return run_plainly(ops);
+  if (!options_.graphs || timing_ || results_used_ > 0 || small_used_ > 0 || !error_.ok()) return once(ops);
   flush();
   if (graphs_.size() >= kMostSeen && !graphs_.contains(key)) std::erase_if(graphs_, [](const auto& g) { return !g.second.exec; });
   const auto [at, fresh] = graphs_.try_emplace(key);
   Graph& graph = at->second;
   graph.used = ++graph_clock_;
-  if (fresh) return run_plainly(ops);
+  if (fresh) return once(ops);
   if (!graph.exec) {
     make_room_for_graphs();
     if (!record(&graph, ops)) {
       options_.graphs = false;
-      return run_plainly(ops);
+      return once(ops);
     }
   }
   check(cudaGraphLaunch(graph.exec, stream_), "graph");
@@ -41,7 +41,7 @@ void CudaBackend::segment(const SegmentKey& key, const std::function<void()>& op
   if (graph.begin) segment_events_.emplace_back(graph.begin, graph.end);
 }
 
-void CudaBackend::run_plainly(const std::function<void()>& ops) {
+void CudaBackend::once(const std::function<void()>& ops) {
   if (!time_segments_ || timing_) return ops();
   flush();
   std::pair<cudaEvent_t, cudaEvent_t> events{};

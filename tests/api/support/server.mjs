@@ -28,11 +28,11 @@ export const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
 // Waits for something that has to happen; the limit only turns a hang into a failure.
 export async function eventually(what, check, seconds = 60) {
-  const end = Date.now() + seconds * 1000;
+  const end = performance.now() + seconds * 1000;
   for (;;) {
     const value = await check();
     if (value) return value;
-    if (Date.now() > end) throw new Error(`did not happen within ${seconds} s: ${what}`);
+    if (performance.now() > end) throw new Error(`did not happen within ${seconds} s: ${what}`);
     await sleep(20);
   }
 }

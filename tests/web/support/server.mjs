@@ -29,7 +29,7 @@ const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
 // Waits until `condition` gives something true; the error says what was waited for.
 export async function until(what, condition, ms = 20_000) {
-  const end = Date.now() + ms;
+  const end = performance.now() + ms;
   let last;
   for (;;) {
     try {
@@ -38,7 +38,7 @@ export async function until(what, condition, ms = 20_000) {
     } catch (error) {
       last = error;
     }
-    if (Date.now() > end) throw new Error(`waited ${ms} ms for ${what}; last: ${last instanceof Error ? last.message : JSON.stringify(last)}`);
+    if (performance.now() > end) throw new Error(`waited ${ms} ms for ${what}; last: ${last instanceof Error ? last.message : JSON.stringify(last)}`);
     await sleep(100);
   }
 }
