@@ -174,7 +174,7 @@ Result<double> read_files(const std::string& folder, int threads, int64_t block)
   return seconds;
 }
 
-// Out of the page cache, as far as the system listens: they are written back already.
+// Out of the page cache, as far as the system listens (a file system in memory does not): they are written back already.
 void drop_from_cache(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
@@ -288,7 +288,7 @@ Status measure(const ServiceOptions& service, const LoadBenchOptions& o, const s
                        {"peak_resident_growth_bytes", host}};
   } else {
     fmt::print("{:.2f} GB in {}, {} readers, {}, median of {}\n", bytes * 1e-9, folder, threads,
-               o.cold ? "dropped from the page cache" : "from the page cache as far as it holds them", o.repeat);
+               o.cold ? "asked out of the page cache before each" : "from the page cache as far as it holds them", o.repeat);
     fmt::print("  reading the files        {:7.2f} GB/s  {:7.2f} s\n", read_rate, median(reads));
     fmt::print("  loading: {:<15.15} {:7.2f} GB/s  {:7.2f} s  ({:.2f} s with taking the memory)\n", last.backend, load_rate, median(loads),
                median(whole));

@@ -94,7 +94,10 @@ int plan(int argc, char** argv) {
   PlanDevice device{ops::DeviceKind::kCuda, memory, -1, "the card"};
   if (memory == 0) {
     const auto found = plan_device(options);
-    if (!found) return fail("plan", found.status());
+    if (!found) {
+      const char* const cure = options.cuda_device >= 0 ? "; --gpu-memory SIZE plans for a card that is not here" : "";
+      return fail("plan", {found.status().code(), found.status().message() + cure});
+    }
     device = *found;
   }
   std::string name;

@@ -1,6 +1,6 @@
 #include "server/serve_flags.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
@@ -22,7 +22,7 @@ struct Given {
 };
 
 struct Flag {
-  std::vector<const char*> names;  // the first is shown
+  std::vector<const char*> names;  // the first is the flag's own, the others are what other servers call it
   const char* group;
   const char* value;  // placeholder; "": a switch
   const char* help;
@@ -357,8 +357,8 @@ const std::vector<Flag>& own_flags() {
        "SHARE",
        "of the device's memory that the memory plan may come to, all of it (default: 0.95; ddtree plan shows it)",
        take_fraction},
-      {{"--kv-pages"}, "Capacity", "N", "the same in pages", whole(1, INT32_MAX, &C::service, &ServiceOptions::pages)},
-      {{"--device"}, "Capacity", "cpu|cuda[:N]", "where the engine runs (default: cpu; cuda is right but not tuned yet)", take_device},
+      {{"--kv-pages"}, "Capacity", "N", "--max-total-tokens in pages", whole(1, INT32_MAX, &C::service, &ServiceOptions::pages)},
+      {{"--device"}, "Capacity", "cpu|cuda[:N]", "where the engine runs (default: cpu)", take_device},
       {{"--disable-cuda-graph"}, "Capacity", "", "launch kernels one by one; same answers", on(&C::service, &ServiceOptions::no_graphs)},
       {{"--load-format"},
        "Model",
@@ -756,7 +756,7 @@ std::string serve_help() {
       group = f.group;
       out += fmt::format("\n{}\n", group);
     }
-    const std::string left = fmt::format("  {} {}", f.names[0], f.value);
+    const std::string left = fmt::format("  {} {}", fmt::join(f.names, ", "), f.value);
     // Help is wrapped at 100 columns, beside the names.
     std::string line = left.size() < 38 ? left + std::string(38 - left.size(), ' ') : left + "\n" + std::string(38, ' ');
     size_t column = 38;

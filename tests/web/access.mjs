@@ -70,7 +70,7 @@ test("a server that is gone is told, and its return too", async (t) => {
   server = await startServer({ db: `${folder.path}/access.db`, key, port });
   await page.getByRole("alert").waitFor({ state: "detached" });
   await page.goto(`${server.url}#/history`);
-  await until("the crash in the history", async () => /crashed/.test(await page.locator("tbody").innerText()));
+  await until("the crash in the history", async () => /crashed/.test(await page.locator("tbody").first().innerText()));
 });
 
 test("a hidden page rests", async (t) => {

@@ -36,7 +36,9 @@ void CudaBackend::segment(const SegmentKey& key, const std::function<void()>& op
       return once(ops);
     }
   }
-  check(cudaGraphLaunch(graph.exec, stream_), "graph");
+  const cudaError_t launched = cudaGraphLaunch(graph.exec, stream_);
+  check(launched, "graph");
+  if (launched != cudaSuccess) return;  // there are no results: what the last run left must not be taken for them
   pending_ = graph.pending, results_used_ = graph.results, small_used_ = graph.small;
   if (graph.begin) segment_events_.emplace_back(graph.begin, graph.end);
 }
