@@ -41,7 +41,7 @@ class FakeExecutor final : public Executor {
   int slow_ms = 0;
   // What things cost, in virtual milliseconds, and the clock that goes by them.
   std::function<double(int32_t rows)> forward_ms = [](int32_t) { return 0.0; };
-  double draft_ms = 0, commit_row_ms = 0, feed_row_ms = 0;
+  double draft_call_ms = 0, draft_ms = 0, commit_row_ms = 0, feed_row_ms = 0;  // of a draft, and of each query in it
   std::chrono::steady_clock::time_point time{};
   double elapsed_ms() const { return std::chrono::duration<double, std::milli>(time.time_since_epoch()).count(); }
   std::function<Status(const Forest&, PassOutput*)> before_forward;  // fault injection
@@ -184,7 +184,7 @@ class FakeExecutor final : public Executor {
     if (before_draft)
       if (Status s = before_draft(); !s.ok()) return s;
     ++drafts;
-    spend(draft_ms * static_cast<double>(queries.size()));
+    spend(draft_call_ms + draft_ms * static_cast<double>(queries.size()));
     out->positions = positions;
     out->top_k = top_k;
     out->token.clear();
