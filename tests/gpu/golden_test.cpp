@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "nn/cuda_executor.h"
+#include "gpu/card.h"
 #include "support/collect.h"
 #include "support/tiny.h"
 
@@ -13,19 +13,6 @@ using namespace ddtree;
 using namespace ddtree::testing;
 
 namespace {
-
-std::unique_ptr<Executor> card_executor(bool portable) {
-  ExecutorOptions o;
-  o.pages = 256;
-  o.slots = 8;
-  o.max_rows = 8 * 257 + 64;
-  o.single_allocations = true;
-  auto r = make_cuda_executor(tiny_pair(), o, 0, portable);
-  if (!r.ok() && r.status().code() == Code::kUnavailable) SKIP(r.status().message());
-  INFO(r.status().message());
-  REQUIRE(r.ok());
-  return std::move(*r);
-}
 
 std::vector<std::shared_ptr<Collected>> run_all(Engine& engine, SpeculationMode mode, int32_t budget) {
   std::vector<std::shared_ptr<Collected>> out;
@@ -46,7 +33,7 @@ std::vector<std::shared_ptr<Collected>> run_all(Engine& engine, SpeculationMode 
 }
 
 void golden(bool portable) {
-  auto executor = card_executor(portable);
+  auto executor = tiny_card_executor(portable, 256, 8, 8 * 257 + 64);
   EngineOptions options;
   options.measure_costs = false;
   auto engine = tiny_engine(*executor, options);

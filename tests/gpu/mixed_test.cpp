@@ -5,8 +5,8 @@
 #include <catch2/catch_test_macros.hpp>
 #include <random>
 
+#include "gpu/card.h"
 #include "gpu/support.h"
-#include "nn/cuda_executor.h"
 #include "support/collect.h"
 #include "support/random_request.h"
 
@@ -17,18 +17,7 @@ namespace {
 
 constexpr int kRequests = 64;
 
-std::unique_ptr<Executor> crowd_executor(bool portable, int32_t slots) {
-  ExecutorOptions o;
-  o.pages = 512;
-  o.slots = slots;
-  o.max_rows = 600;
-  o.single_allocations = true;
-  auto r = make_cuda_executor(tiny_pair(), o, 0, portable);
-  if (!r.ok() && r.status().code() == Code::kUnavailable) SKIP(r.status().message());
-  INFO(r.status().message());
-  REQUIRE(r.ok());
-  return std::move(*r);
-}
+std::unique_ptr<Executor> crowd_executor(bool portable, int32_t slots) { return tiny_card_executor(portable, 512, slots, 600); }
 
 EngineOptions options(int32_t running, int32_t chunk) {
   EngineOptions o;
