@@ -182,7 +182,7 @@ std::vector<OwnFlag> own_flags(Options& o) {
 
 struct Run {
   double ms = 0;
-  int64_t tokens = 0, rounds = 0, drafted = 0, round_tokens = 0;
+  int64_t tokens = 0, rounds = 0, drafted = 0, round_tokens = 0, prompt_tokens = 0;
   std::vector<double> first_token_ms;
 };
 
@@ -208,7 +208,11 @@ Result<Run> time_requests(Engine& engine, const std::vector<std::vector<int32_t>
     r.sampling.temperature = o.temperature;
     r.sampling.seed = static_cast<uint64_t>(i) + 1;
     r.sampling.seed_given = true;
-    r.ignore_eos = o.synthetic > 0;  // choices are drawn: an end would be chance
+    if (o.synthetic > 0) {
+      r.ignore_eos = true;    // choices are drawn: an end would be chance
+      r.prompt.front() += i;  // and the draws depend on the prompt: each request has luck of its own, the same in every mode
+    }
+    run.prompt_tokens += static_cast<int64_t>(r.prompt.size());
     r.mode = mode.mode;
     r.budget = mode.budget;
     const auto id = engine.submit(std::move(r), [&](Delta&& d) {
@@ -277,14 +281,15 @@ Row summarise(const ModeChoice& mode, const std::map<std::string, Cell>& cells, 
   Row row;
   row.mode = mode.name;
   double ms = 0, tokens = 0;
-  int64_t rounds = 0, round_tokens = 0, drafted = 0;
+  int64_t rounds = 0, round_tokens = 0, drafted = 0, prompt_tokens = 0, requests = 0;
   std::vector<double> first;
   for (const auto& [kind, cell] : cells) {
     ms += cell.ms();
     tokens += cell.tokens();
     row.by_kind[kind] = cell.tokens() / cell.ms() * 1e3;
     for (const Run& r : cell.runs) {
-      rounds += r.rounds, round_tokens += r.round_tokens, drafted += r.drafted;
+      rounds += r.rounds, round_tokens += r.round_tokens, drafted += r.drafted, prompt_tokens += r.prompt_tokens;
+      requests += static_cast<int64_t>(r.first_token_ms.size());
       first.insert(first.end(), r.first_token_ms.begin(), r.first_token_ms.end());
     }
   }
@@ -297,8 +302,11 @@ Row summarise(const ModeChoice& mode, const std::map<std::string, Cell>& cells, 
   const bool drafts = mode.mode == SpeculationMode::kDflash || mode.mode == SpeculationMode::kDdtree;
   const double round = at_size(costs.verify_ms, streams * (1 + row.nodes_per_round)) + at_size(costs.host_ms, streams) +
                        (drafts ? at_size(costs.draft_ms, streams) : 0);
-  row.predicted_ratio =
-      mode.mode == SpeculationMode::kNextn ? 0 : row.tokens_per_round * plain / round;  // the MTP head's cost is not in the model
+  // Prompts cost every mode the same: a pass over `streams` of them serves them all.
+  const auto n = static_cast<double>(std::max<int64_t>(requests, 1));
+  const double prompts = n * at_size(costs.verify_ms, streams * static_cast<double>(prompt_tokens) / n);
+  if (mode.mode != SpeculationMode::kNextn)  // the MTP head's cost is not in the model
+    row.predicted_ratio = (static_cast<double>(round_tokens) * plain + prompts) / (static_cast<double>(rounds) * round + prompts);
   return row;
 }
 
@@ -465,8 +473,8 @@ int bench(int argc, char** argv) {
     fmt::print("{}\n", out.dump(2));
   } else {
     fmt::print(
-        "\nx NONE: tok/s over NONE's. model: the same by the engine's measured costs (passes, draft, host) and the tokens and nodes a "
-        "round.\n");
+        "\nx NONE: tok/s over NONE's. model: the same by the engine's measured costs (prompts, passes, draft, host) and the tokens and "
+        "nodes a round.\n");
   }
   return 0;
 }

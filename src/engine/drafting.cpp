@@ -49,7 +49,7 @@ void Rounds::decide_drafting(std::vector<Part>& parts) {
   const double mean_context = row_context / std::max(rows, 1.0);
   const auto round = [&](int32_t drafts) {
     return [this, fixed_queries, drafts, rows, row_context, mean_context, gain, sequences](int32_t b, double phi) {
-      return costs_.draft(fixed_queries + drafts) + costs_.verify(rows + b, row_context + b * mean_context) + costs_.commit(gain + phi) +
+      return costs_.draft(fixed_queries + drafts) + pass_ms(rows + b, row_context + b * mean_context, false) + costs_.commit(gain + phi) +
              costs_.host(sequences);
     };
   };

@@ -91,7 +91,7 @@ void Rounds::run_drafter(std::vector<Part>& parts, bool nextn, PassReport* repor
 }
 
 // Decides which nodes are verified: fixed trees as far as they fit, then `auto` by measured costs, then shadow's chains on top.
-void Rounds::shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_rows, double base_row_context) {
+void Rounds::shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_rows, double base_row_context, bool prompts) {
   int32_t decoding = 0, shadows = 0;
   double context = 0, gain = 0;
   std::vector<Part*> fixed, automatic;
@@ -128,7 +128,7 @@ void Rounds::shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_ro
     for (size_t i = 0; i < automatic.size(); ++i) pools.push_back({&automatic[i]->pool, expected[i]});
     const MergedNodes merged = merge_pools(pools);
     const double mean_context = context / std::max(decoding, 1);
-    const auto verify_ms = [&](int32_t nodes) { return costs_.verify(base_rows + nodes, base_row_context + nodes * mean_context); };
+    const auto verify_ms = [&](int32_t nodes) { return pass_ms(base_rows + nodes, base_row_context + nodes * mean_context, prompts); };
     const double beside = costs_.draft(queries_) + costs_.host(decoding);
     for (size_t i = 0; i < automatic.size(); ++i) {
       Sequence& s = *automatic[i]->sequence;
@@ -276,7 +276,8 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
     row_context += static_cast<double>(p.sequence->context) * (p.prefill ? share[i] : 1);
   }
   const int32_t base_rows = report.decoding + report.prompt_rows;
-  shape(parts, std::max(std::min(max_rows_ - base_rows, max_logit_rows_ - report.decoding - completing), 0), base_rows, row_context);
+  shape(parts, std::max(std::min(max_rows_ - base_rows, max_logit_rows_ - report.decoding - completing), 0), base_rows, row_context,
+        report.prompt_rows > 0);
 
   const Forest forest = build(parts);
   if (forest.token.empty()) return report;
@@ -302,8 +303,9 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
     for (const Segment& s : forest.segments) pass_context += static_cast<double>(s.context) * s.row_count;
     report.timed = measured_;
     report.pass_ms = draft_ms_ + verify_ms;
-    report.promised_ms = start_costs_.draft(queries_) + start_costs_.verify(static_cast<double>(forest.token.size()), pass_context);
-    costs_.observe_verify(static_cast<double>(forest.token.size()), pass_context, verify_ms);
+    const int32_t rows = executor_.padded_rows(static_cast<int32_t>(forest.token.size()));
+    report.promised_ms = start_costs_.draft(queries_) + start_costs_.verify(rows, pass_context);
+    costs_.observe_verify(rows, pass_context, verify_ms);
   }
 
   for (Part& p : parts)

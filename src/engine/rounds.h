@@ -76,12 +76,17 @@ class Rounds {
     double break_even = FallbackPolicy::kFixedBreakEven;
   };
 
+  // What the target's pass costs: rows as they are run (Executor::padded_rows), which prompt rows among them forbid.
+  double pass_ms(double rows, double row_context, bool prompts) const {
+    return costs_.verify(prompts ? rows : executor_.padded_rows(static_cast<int32_t>(rows)), row_context);
+  }
+
   // drafting.cpp
   void decide_drafting(std::vector<Part>& parts);
   // rounds.cpp
   void run_drafter(std::vector<Part>& parts, bool nextn, PassReport* report);
   void grow(Part& part, const Candidates& candidates, bool nextn, int32_t node_limit) const;
-  void shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_rows, double base_row_context);
+  void shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_rows, double base_row_context, bool prompts);
   Forest build(std::vector<Part>& parts) const;
   void commit(std::vector<Part>& parts, const Forest& forest, PassReport* report);
   int32_t known_rows(const Sequence& sequence, int32_t logit_rows) const;

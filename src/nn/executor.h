@@ -128,6 +128,9 @@ class Executor {
   // NEXTN: `steps` recursive greedy drafts by the MTP head (top_k = 1, positions = steps). Leaves MTP context at the committed rows.
   virtual Status draft_nextn(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output) = 0;
 
+  // Rows that a pass of so many rows, none of them a prompt's, really runs: more where passes are padded to recorded shapes.
+  virtual int32_t padded_rows(int32_t rows) const { return rows; }
+
   // For measurements (ops/backend.h).
   virtual void time_ops(bool) {}
   virtual std::vector<ops::OpTime> op_times() { return {}; }

@@ -162,6 +162,11 @@ float PairExecutor::near_tie() const {
   return narrow ? 0.05f : 0.01f;
 }
 
+int32_t PairExecutor::padded_rows(int32_t rows) const {
+  const int32_t bucket = backend_->fixed_shapes() ? row_bucket(rows, options_.max_logit_rows) : 0;
+  return bucket > 0 ? bucket : rows;
+}
+
 void PairExecutor::reset_slot(int32_t slot) {
   if (slot < 0 || slot >= options_.slots) return;
   target_->reset_slot(slot);

@@ -47,6 +47,7 @@ class PairExecutor final : public Executor {
   const ExecutorOptions& options() const override { return options_; }
   int32_t real_vocab() const override { return options_.real_vocab; }
   float near_tie() const override;
+  int32_t padded_rows(int32_t rows) const override;
 
   void reset_slot(int32_t slot) override;
   Status forward(const Forest& forest, PassOutput* output) override;

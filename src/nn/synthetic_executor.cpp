@@ -7,6 +7,7 @@ namespace ddtree {
 namespace {
 
 constexpr int32_t kNextnPositions = 3;
+constexpr int32_t kTold = 64;  // tokens by which prompts are told apart
 
 int32_t positions_of(const Executor& e) { return e.drafter() ? static_cast<int32_t>(e.drafter()->block_size) - 1 : kNextnPositions; }
 
@@ -39,8 +40,7 @@ SyntheticExecutor::SyntheticExecutor(std::unique_ptr<Executor> inner, double mea
 }
 
 void SyntheticExecutor::reset_slot(int32_t slot) {
-  if (slot >= 0 && slot < static_cast<int32_t>(drafted_.size()))
-    drafted_[static_cast<size_t>(slot)].context = -1, ++drafted_[static_cast<size_t>(slot)].emptied;
+  if (slot >= 0 && slot < static_cast<int32_t>(drafted_.size())) drafted_[static_cast<size_t>(slot)].context = -1;
   inner_->reset_slot(slot);
 }
 
@@ -71,7 +71,7 @@ Status SyntheticExecutor::draft_nextn(std::span<const DraftQuery> queries, int32
 
 int32_t SyntheticExecutor::choice(int32_t slot, int32_t position) const {
   const Drafted& d = drafted_[static_cast<size_t>(slot)];
-  const uint64_t drawn = mixed(mixed(mixed(seed_ ^ static_cast<uint64_t>(slot) << 32) ^ d.emptied) ^ static_cast<uint64_t>(position));
+  const uint64_t drawn = mixed(mixed(seed_ ^ d.prompt) ^ static_cast<uint64_t>(position));
   const double u = static_cast<double>(drawn >> 11) * 0x1p-53;
   const int32_t of = position - d.context - 1;  // the anchor stands at the context; drafts follow it
   std::span<const int32_t> candidates;
@@ -92,11 +92,18 @@ Status SyntheticExecutor::forward(const Forest& forest, PassOutput* output) {
       static_cast<size_t>(std::count_if(output->logits_row.begin(), output->logits_row.end(), [](int32_t r) { return r >= 0; }));
   output->logits = nullptr;
   output->best.assign(wanted, 0), output->margin.assign(wanted, 1.0f);  // no near-ties
-  for (const Segment& s : forest.segments)
+  for (const Segment& s : forest.segments) {
+    if (s.context == 0 && s.slot >= 0) {
+      uint64_t& prompt = drafted_[static_cast<size_t>(s.slot)].prompt;
+      prompt = 0;
+      for (int32_t r = s.first_row; r < s.first_row + std::min(s.row_count, kTold); ++r)
+        prompt = mixed(prompt ^ static_cast<uint64_t>(forest.token[static_cast<size_t>(r)]));
+    }
     for (int32_t r = s.first_row; r < s.first_row + s.row_count; ++r) {
       const int32_t to = output->logits_row[static_cast<size_t>(r)];
       if (to >= 0) output->best[static_cast<size_t>(to)] = choice(s.slot, forest.position[static_cast<size_t>(r)] + 1);
     }
+  }
   return {};
 }
 

@@ -34,6 +34,7 @@ class FakeExecutor final : public Executor {
   bool has_mtp() const override { return with_mtp; }
   const ExecutorOptions& options() const override { return options_; }
   int32_t real_vocab() const override { return static_cast<int32_t>(spec_.vocab_size); }
+  int32_t padded_rows(int32_t rows) const override { return padded(rows); }
 
   bool with_drafter = true, with_mtp = true;
   bool lenient_context = false;  // measuring costs looks far down a context that was never written
@@ -41,7 +42,8 @@ class FakeExecutor final : public Executor {
   int slow_ms = 0;
   // What things cost, in virtual milliseconds, and the clock that goes by them.
   std::function<double(int32_t rows)> forward_ms = [](int32_t) { return 0.0; };
-  double draft_call_ms = 0, draft_ms = 0, commit_row_ms = 0, feed_row_ms = 0;  // of a draft, and of each query in it
+  std::function<int32_t(int32_t rows)> padded = [](int32_t rows) { return rows; };  // what padded_rows() says; forward_ms knows by itself
+  double draft_call_ms = 0, draft_ms = 0, commit_row_ms = 0, feed_row_ms = 0;       // of a draft, and of each query in it
   std::chrono::steady_clock::time_point time{};
   double elapsed_ms() const { return std::chrono::duration<double, std::milli>(time.time_since_epoch()).count(); }
   std::function<Status(const Forest&, PassOutput*)> before_forward;  // fault injection

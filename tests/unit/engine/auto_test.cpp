@@ -5,9 +5,11 @@
 #include <catch2/catch_test_macros.hpp>
 #include <functional>
 #include <future>
+#include <map>
 
 #include "base/log.h"
 #include "engine/sampler.h"
+#include "nn/buckets.h"
 #include "support/collect.h"
 #include "support/fake_executor.h"
 #include "support/tiny.h"
@@ -24,10 +26,16 @@ struct Machine {
   double draft, commit_row, feed_row;  // of a query, of a row
   double draft_call = 0;
   int32_t most_streams = 8;
+  std::function<int32_t(int32_t)> padded = [](int32_t rows) { return rows; };
 };
 
-// A Qwen3.6-27B on an H200, as measured (docs/performance.md): passes by rows, linear between.
-double h200(int32_t rows) {
+// A Qwen3.6-27B on an H200, as measured (docs/performance.md): passes are padded to buckets of rows, linear above them.
+int32_t h200_rows(int32_t rows) {
+  const int32_t bucket = nn::row_bucket(rows, 128);
+  return bucket > 0 ? bucket : rows;
+}
+double h200(int32_t unpadded) {
+  const int32_t rows = h200_rows(unpadded);
   constexpr std::pair<double, double> kPoints[] = {{1, 12.4}, {4, 12.7}, {16, 13.15}, {64, 15.8}, {128, 19.4}, {256, 26.8}, {1200, 73.0}};
   for (size_t i = 1; i < std::size(kPoints); ++i)
     if (const auto [b, high] = kPoints[i]; rows <= b) {
@@ -43,7 +51,7 @@ const Machine kMachines[] = {
     {"quick processor", [](int32_t rows) { return std::max(0.7, 0.3 + 0.08 * rows); }, 0.4, 0.01, 0.002},
     // Nearly flat with edges at tiles of 64.
     {"GPU", [](int32_t rows) { return 13.3 + 0.9 * ((rows + 63) / 64 - 1) + 0.003 * rows; }, 0.25, 0.002, 0.001},
-    {"H200", h200, 0.12, 0.004, 0.002, 1.44, 16},
+    {"H200", h200, 0.12, 0.004, 0.002, 1.44, 16, h200_rows},
 };
 
 struct Load {
@@ -67,6 +75,7 @@ Outcome run(const Machine& machine, const Load& load, int32_t streams, int32_t r
   executor.lenient_context = true;
   executor.draft_hit_percent = hit_percent;
   executor.forward_ms = machine.forward;
+  executor.padded = machine.padded;
   executor.draft_call_ms = machine.draft_call;
   executor.draft_ms = machine.draft;
   executor.commit_row_ms = machine.commit_row;
@@ -125,6 +134,40 @@ TEST_CASE("auto keeps up with the best fixed mode on every machine, with good an
                          streams, chosen.tokens_per_ms, chosen.drafts, name, best));
         CHECK(chosen.tokens_per_ms >= 0.97 * best);
       }
+}
+
+// Rows that a bucket holds anyway cost nothing: a tree that leaves them out wins less for the same time.
+TEST_CASE("where passes are padded, auto's trees fill their bucket") {
+  const Machine& h200_machine = kMachines[3];
+  FakeExecutor executor(ExecutorOptions{.page_size = 16, .pages = 200, .slots = 4, .max_rows = 256});
+  executor.lenient_context = true;
+  executor.draft_hit_percent = 75;
+  executor.forward_ms = h200_machine.forward;
+  executor.padded = h200_machine.padded;
+  executor.draft_call_ms = h200_machine.draft_call;
+  std::map<int32_t, int> passes;  // rows of drafting rounds
+  executor.before_forward = [&](const Forest& f, PassOutput*) {
+    if (f.segments.size() == 1 && !f.segments[0].certain) ++passes[f.segments[0].row_count];
+    return Status();
+  };
+  EngineOptions options;
+  EngineSeams seams;
+  seams.now = [&executor] { return executor.time; };
+  auto engine = start_engine(executor, tiny_tokenizer(), options, std::move(seams));
+  REQUIRE(engine.ok());
+  passes.clear();  // those of the measurement
+  Request r;
+  r.prompt = {5, 6, 7};
+  r.max_tokens = 300;
+  r.sampling.temperature = 0;
+  r.mode = SpeculationMode::kDdtree;
+  r.budget = 0;
+  const auto c = run_request(**engine, std::move(r));
+  int all = 0, full = 0;
+  for (const auto& [rows, count] : passes) all += count, full += h200_rows(rows) == rows ? count : 0;
+  INFO(full << " of " << all << " trees fill their bucket");
+  REQUIRE(all > 20);
+  CHECK(full * 10 >= all * 9);  // the last rounds are cut to what is left of the answer
 }
 
 TEST_CASE("auto leaves the drafter behind under load and catches up when the load is gone, and no token changes") {

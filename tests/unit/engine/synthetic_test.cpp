@@ -1,6 +1,7 @@
 // Synthetic acceptance: a chain emits what was asked for, a tree more, plain decoding one, and only greedy requests are answered.
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
+#include <map>
 
 #include "nn/synthetic_executor.h"
 #include "support/collect.h"
@@ -58,6 +59,30 @@ TEST_CASE("synthetic acceptance: a chain emits the mean, a tree more, plain deco
     CHECK(refused->last.finish == FinishReason::kError);
     CHECK(refused->last.error.find("greedy") != std::string::npos);
   }
+}
+
+// Modes are compared on few requests: by luck of their own each would differ by several percent.
+TEST_CASE("synthetic acceptance: a prompt has the same luck whatever ran before, in whatever slot and chunks") {
+  SyntheticExecutor executor(tiny_executor(), 4.0);
+  EngineOptions options;
+  options.max_running = 4, options.budget = 64;
+  const auto engine = tiny_engine(executor, options);
+  std::map<int32_t, std::vector<int32_t>> emitted;
+  for (const bool backwards : {false, true}) {
+    std::vector<std::shared_ptr<Collected>> open;
+    for (int32_t i = 0; i < 4; ++i) {
+      open.push_back(std::make_shared<Collected>());
+      REQUIRE(engine->submit(request(backwards ? 3 - i : i, SpeculationMode::kDflash, 0), sink_of(open.back())).ok());
+    }
+    for (int32_t i = 0; i < 4; ++i) {
+      open[static_cast<size_t>(i)]->wait();
+      const auto& got = open[static_cast<size_t>(i)]->last.stats.emitted;
+      if (backwards) CHECK(std::vector<int32_t>(got.begin(), got.end()) == emitted[3 - i]);
+      else emitted[i].assign(got.begin(), got.end());
+    }
+    if (!backwards) run_request(*engine, request(9, SpeculationMode::kDdtree, 8));
+  }
+  CHECK(emitted[0] != emitted[1]);
 }
 
 }  // namespace
