@@ -209,8 +209,8 @@ Result<Run> time_requests(Engine& engine, const std::vector<std::vector<int32_t>
     r.sampling.seed = static_cast<uint64_t>(i) + 1;
     r.sampling.seed_given = true;
     if (o.synthetic > 0) {
-      r.ignore_eos = true;    // choices are drawn: an end would be chance
-      r.prompt.front() += i;  // and the draws depend on the prompt: each request has luck of its own, the same in every mode
+      r.ignore_eos = true;         // choices are drawn: an end would be chance
+      r.prompt.front() = i % 256;  // and they depend on the prompt: each request has luck of its own, the same in every mode
     }
     run.prompt_tokens += static_cast<int64_t>(r.prompt.size());
     r.mode = mode.mode;
