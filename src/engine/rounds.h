@@ -85,7 +85,7 @@ class Rounds {
   void decide_drafting(std::vector<Part>& parts);
   // rounds.cpp
   void run_drafter(std::vector<Part>& parts, bool nextn, PassReport* report);
-  void grow(Part& part, const Candidates& candidates, bool nextn, int32_t node_limit) const;
+  void grow(Part& part, const Candidates& candidates, bool nextn, int32_t pool_nodes) const;
   void shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_rows, double base_row_context, bool prompts);
   Forest build(std::vector<Part>& parts) const;
   void commit(std::vector<Part>& parts, const Forest& forest, PassReport* report);
