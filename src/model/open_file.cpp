@@ -1,5 +1,6 @@
 #include "model/open_file.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -30,6 +31,10 @@ Status OpenFile::read(uint64_t offset, size_t bytes, std::byte* to, std::string_
     done += static_cast<size_t>(n);
   }
   return {};
+}
+
+void OpenFile::will_read(uint64_t offset, size_t bytes) const {
+  posix_fadvise(fd_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);  // a hint: errors change nothing
 }
 
 Status OpenFile::unchanged() const {

@@ -27,6 +27,9 @@ class OpenFile {
   // Unlike a mapping, a file that is cut meanwhile ends in an error, not in a signal; and what was read is not in this process's memory.
   Status read(uint64_t offset, size_t bytes, std::byte* to, std::string_view what) const;
 
+  // Reads of these bytes will follow, in pieces: a hint, which makes a disk read them at once. They only pass through the system's cache.
+  void will_read(uint64_t offset, size_t bytes) const;
+
   // kBadModel with both sizes or times where the file is no longer what was opened: what was read may be of two files.
   Status unchanged() const;
 

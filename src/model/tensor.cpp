@@ -68,20 +68,25 @@ uint16_t fill_bf16(const Fill& fill, int64_t index) {
 }
 
 uint16_t bf16_at(const TensorView& tensor, int64_t index) {
-  if (tensor.fill.seed != 0) return fill_bf16(tensor.fill, index);
-  uint16_t bits;
-  std::memcpy(&bits, tensor.data + 2 * index, sizeof bits);
+  uint16_t bits = 0;
+  for_runs(tensor, index, 1, [&](int64_t at, int64_t) {
+    if (tensor.fill.seed != 0) bits = fill_bf16(tensor.fill, at);
+    else std::memcpy(&bits, tensor.data + 2 * at, sizeof bits);
+  });
   return bits;
 }
 
 void to_float32(const TensorView& tensor, float* out) { to_float32(tensor, 0, tensor.elements(), out); }
 
 void to_float32(const TensorView& tensor, int64_t first, int64_t count, float* out) {
-  if (tensor.fill.seed != 0) {
-    for (int64_t i = 0; i < count; ++i) out[i] = bf16_to_float(fill_bf16(tensor.fill, first + i));
-    return;
-  }
-  widen(tensor.dtype, tensor.data + first * static_cast<int64_t>(dtype_size(tensor.dtype)), count, out);
+  for_runs(tensor, first, count, [&](int64_t at, int64_t n) {
+    if (tensor.fill.seed != 0) {
+      for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_float(fill_bf16(tensor.fill, at + i));
+    } else {
+      widen(tensor.dtype, tensor.data + at * static_cast<int64_t>(dtype_size(tensor.dtype)), n, out);
+    }
+    out += n;
+  });
 }
 
 void widen(DType dtype, const std::byte* in, int64_t count, float* out) {
@@ -98,17 +103,29 @@ void widen(DType dtype, const std::byte* in, int64_t count, float* out) {
 }
 
 Status read_bytes(const TensorView& tensor, int64_t first, int64_t bytes, std::byte* to) {
-  if (tensor.fill.seed != 0) {
-    for (int64_t i = 0; i < bytes / 2; ++i) {
-      const uint16_t bits = fill_bf16(tensor.fill, first / 2 + i);
-      std::memcpy(to + 2 * i, &bits, sizeof bits);
-    }
-    return {};
+  const auto size = static_cast<int64_t>(dtype_size(tensor.dtype));
+  Status status;
+  if (tensor.on_disk != nullptr && !tensor.blocks.empty()) {
+    // The runs lie apart: told what comes, the system fetches them together and not one by one as they are read.
+    int64_t begin = 0, end = 0;
+    for_runs(tensor, first / size, bytes / size, [&](int64_t at, int64_t n) { begin = end == 0 ? at : begin, end = at + n; });
+    tensor.on_disk->will_read(tensor.offset + static_cast<uint64_t>(begin * size), static_cast<size_t>((end - begin) * size));
   }
-  if (tensor.on_disk != nullptr)
-    return tensor.on_disk->read(tensor.offset + static_cast<uint64_t>(first), static_cast<size_t>(bytes), to, tensor.name);
-  if (bytes > 0) std::memcpy(to, tensor.data + first, static_cast<size_t>(bytes));
-  return {};
+  for_runs(tensor, first / size, bytes / size, [&](int64_t at, int64_t n) {
+    if (!status.ok()) return;
+    if (tensor.fill.seed != 0) {
+      for (int64_t i = 0; i < n; ++i) {
+        const uint16_t bits = fill_bf16(tensor.fill, at + i);
+        std::memcpy(to + 2 * i, &bits, sizeof bits);
+      }
+    } else if (tensor.on_disk != nullptr) {
+      status = tensor.on_disk->read(tensor.offset + static_cast<uint64_t>(at * size), static_cast<size_t>(n * size), to, tensor.name);
+    } else if (n > 0) {
+      std::memcpy(to, tensor.data + at * size, static_cast<size_t>(n * size));
+    }
+    to += n * size;
+  });
+  return status;
 }
 
 Result<std::vector<float>> read_float32(const TensorView& tensor) {

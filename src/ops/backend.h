@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "base/status.h"
 #include "model/tensor.h"
 #include "ops/attention.h"
+#include "ops/collectives.h"
 #include "ops/delta.h"
 #include "ops/forest.h"
 #include "ops/limits.h"
@@ -48,6 +50,13 @@ class Backend {
   // the memory plan comes too.
   void set_owner(MemoryOwner owner) { ledger_.set_owner(owner); }
   const MemoryLedger& ledger() const { return ledger_; }
+
+  // Makes this backend one rank of several, before set_limits(): its tensors are then a rank's, all_reduce() and the ops over logits work
+  // with the others (ops/collectives.h). kUnavailable: it cannot.
+  virtual Status join(std::shared_ptr<Collectives>) {
+    return {Code::kUnavailable, std::string(name()) + " backends work alone: tensor parallelism is built for the CPU only"};
+  }
+  Collectives* group() const { return group_.get(); }  // null: alone
 
   // --- set-up. kDoesNotFit with the size in MiB where memory ends; kBadModel for shapes the backend cannot run. ------------------------
   virtual Status set_limits(const BackendLimits& limits) = 0;                           // once, before any op
@@ -104,9 +113,11 @@ class Backend {
   }
   virtual RowScale linear_add_norm(const LinearAddNormArgs& args) {
     linear({.x = args.x, .weight = args.weight, .y = args.delta});
+    if (args.across_ranks) all_reduce({.x = args.delta});
     add_rms_norm({.x = args.residual, .delta = args.delta, .w = args.w, .eps = args.eps, .y = args.y, .tap = args.tap});
     return {};
   }
+  virtual void all_reduce(const AllReduceArgs&) {}  // alone, a sum over the ranks is what it is
   virtual void attention_prepare(const AttentionPrepareArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
   virtual void draft_attention(const DraftAttentionArgs& args) = 0;
@@ -135,6 +146,7 @@ class Backend {
 
  protected:
   MemoryLedger ledger_;
+  std::shared_ptr<Collectives> group_;
 };
 
 }  // namespace ddtree::ops

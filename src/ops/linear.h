@@ -20,6 +20,8 @@
 // sees: with `next`, the weight that y goes to, y may be left unscaled, w · residual, and the RowScale that is returned must then go
 // to the linear or linear_silu of y with that weight, which multiplies by it. It is decided by shapes and row count alone. Without `next`,
 // and on the CPU, y is normed. A row's result does not depend on the other rows.
+// across_ranks: x and weight are one rank's part of K, so delta is a partial sum, rounded as linear() rounds; it is all-reduced
+// (ops/collectives.h) before it is added.
 #pragma once
 
 #include "model/tensor.h"
@@ -65,6 +67,7 @@ struct LinearAddNormArgs {
   Tensor tap;                    // [R, H] activation, or absent
   const Weight* next = nullptr;  // that y goes to
   Tensor squares;                // [min(R, kUnscaledRows), kNormParts] float32, or absent if next is
+  bool across_ranks = false;
 };
 
 }  // namespace ddtree::ops

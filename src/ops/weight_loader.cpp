@@ -46,14 +46,17 @@ std::vector<Source> sources_of(const std::vector<LoadItem>& items) {
   for (const LoadItem& item : items) sorted.push_back(&item);
   const auto key = [&](const LoadItem* i) {
     const TensorView& t = i->from;
-    return std::tuple(order.at(t.on_disk), t.on_disk ? t.offset : 0, t.on_disk ? nullptr : t.data, t.fill.seed, t.bytes,
+    const int64_t first = t.blocks.empty() ? 0 : t.blocks.front().first;
+    return std::tuple(order.at(t.on_disk), t.on_disk ? t.offset : 0, t.on_disk ? nullptr : t.data, t.fill.seed, first, t.bytes,
                       static_cast<int>(i->element), i->add);
   };
+  // Two parts of one tensor may begin together and be as large, and are not the same.
+  const auto same = [&](const LoadItem* a, const LoadItem* b) { return key(a) == key(b) && a->from.blocks == b->from.blocks; };
   std::stable_sort(sorted.begin(), sorted.end(), [&](const LoadItem* a, const LoadItem* b) { return key(a) < key(b); });
   std::vector<Source> out;
   for (const LoadItem* item : sorted) {
     if (item->from.elements() == 0) continue;
-    if (out.empty() || key(out.back().items.front()) != key(item)) out.emplace_back();
+    if (out.empty() || !same(out.back().items.front(), item)) out.emplace_back();
     out.back().items.push_back(item);
     if (item->from.shape.size() > 1) out.back().row = item->from.shape.back();
   }

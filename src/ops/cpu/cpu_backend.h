@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -26,6 +27,7 @@ class CpuBackend final : public Backend {
   ~CpuBackend() override;
 
   const char* name() const override { return name_.c_str(); }
+  Status join(std::shared_ptr<Collectives> group) override { return group_ = std::move(group), Status(); }
   Status set_limits(const BackendLimits& limits) override;
   Element activation() const override { return Element::kFloat32; }
   Result<Tensor> make_tensor(int64_t rows, int64_t cols, Element element) override;
@@ -43,7 +45,7 @@ class CpuBackend final : public Backend {
   void stage_begin(Lane lane) override;
   const void* stage_bytes(Lane lane, const void* data, int64_t bytes) override;
   void upload(std::span<const float> values, const Tensor& to) override;
-  Status finish() override { return {}; }
+  Status finish() override { return group_ ? group_->status() : Status(); }
   Result<const float*> host_floats(const Tensor& t) override;
   void reset_state(StatePool* states, int32_t slot) override;
 
@@ -54,6 +56,7 @@ class CpuBackend final : public Backend {
   void gated_rms_norm(const GatedRmsNormArgs& args) override;
   void linear(const LinearArgs& args) override;
   void silu_mul(const SiluMulArgs& args) override;
+  void all_reduce(const AllReduceArgs& args) override;
   void attention_prepare(const AttentionPrepareArgs& args) override;
   void attention(const AttentionArgs& args) override;
   void draft_attention(const DraftAttentionArgs& args) override;

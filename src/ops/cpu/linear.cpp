@@ -65,8 +65,12 @@ void CpuBackend::embed(const EmbedArgs& args) {
   // A row of W is a column of a panel, one element a cache line: threads share the misses.
   pool_.parallel_for(args.rows, grain(w.k() * 64), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const int64_t id = args.token[r], column = id % kPanelColumns, panel = id / kPanelColumns;
+      const int64_t id = int64_t{args.token[r]} - args.first_id, column = id % kPanelColumns, panel = id / kPanelColumns;
       float* y = args.y.f32(r);
+      if (group_ && (id < 0 || id >= w.n())) {  // another rank's
+        std::fill_n(y, w.k(), 0.0f);
+        continue;
+      }
       if (w.bf16) {
         const uint32_t* from = w.pairs.data() + panel * w.k() * 16 + column % 16;
         const int shift = column < 16 ? 0 : 16;
@@ -78,6 +82,13 @@ void CpuBackend::embed(const EmbedArgs& args) {
       if (bfloat16_residual_) kernels_.round_bf16(w.k(), y);
     }
   });
+}
+
+void CpuBackend::all_reduce(const AllReduceArgs& args) {
+  if (!group_) return;
+  group_->all_reduce(args.x);
+  if (args.keep_float32) return;
+  for (int64_t r = 0; r < args.x.rows; ++r) round(args.x.cols, args.x.f32(r));
 }
 
 void CpuBackend::copy_rows(const CopyRowsArgs& args) {

@@ -202,7 +202,7 @@ Result<const Weight*> CudaBackend::pack_weight(std::span<const TensorView> parts
   w->data = *memory;
   auto* to = static_cast<std::byte*>(w->data);
   for (const TensorView& p : parts) {
-    if (bf16 && p.fill.seed != 0) {
+    if (bf16 && p.fill.seed != 0 && p.blocks.empty()) {
       // Drawn where they are used: nothing to read.
       if (const cudaError_t e = kernels::fill(stream_, to, p.elements(), p.fill.seed, p.fill.centre, p.fill.spread); e != cudaSuccess)
         return Status(Code::kEngineFault, fmt::format("filling tensor {} on the card: {}", p.name, cudaGetErrorString(e)));

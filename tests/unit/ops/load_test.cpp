@@ -14,9 +14,11 @@
 #include <thread>
 
 #include "model/checkpoint.h"
+#include "model/shard.h"
 #include "ops/weight_loader.h"
 #include "support/opened_checkpoint.h"
 #include "support/safetensors_writer.h"
+#include "support/target_views.h"
 #include "unit/ops/support.h"
 
 namespace ddtree::ops::test {
@@ -219,6 +221,83 @@ TEST_CASE("loading: one reader goes through every file forwards, each byte once"
     else CHECK(seen.insert(file).second);  // no file is come back to
   }
   CHECK(seen.size() == 3);
+}
+
+TEST_CASE("loading: ranks read a target's every byte once, but for what they replicate", "[load]") {
+  ModelSpec s;
+  s.vocab_size = 107, s.hidden_size = 24, s.intermediate_size = 32;
+  s.layers = {LayerKind::kGatedDelta, LayerKind::kFullAttention};
+  s.heads = 24, s.kv_heads = 4, s.head_dim = 4;  // the ratios of Qwen3.6-27B
+  s.key_heads = 16, s.value_heads = 48, s.key_dim = 4, s.value_dim = 4;
+  s.mtp_layers = 1;
+  // Names and shapes from a dummy; every element of every tensor a number of its own, exact in float32.
+  const auto shapes = Checkpoint::dummy("dummy:shapes", 1);
+  ModelSpec bound = s;
+  REQUIRE(bind_target(*shapes, &bound).ok());
+  TestTensors tensors;
+  std::vector<const std::string*> owner;  // of each number
+  uint32_t number = 0;
+  for (const auto& [name, view] : shapes->tensors()) {
+    ddtree::test::TestTensor& t = tensors[name];
+    t.dtype = "F32", t.shape = view.shape;
+    for (int64_t i = 0; i < view.elements(); ++i) {
+      const auto value = static_cast<float>(number++);
+      t.data.append(reinterpret_cast<const char*>(&value), 4);
+      owner.push_back(&name);
+    }
+  }
+  REQUIRE(number < (1u << 24));
+  TemporaryFolder folder;
+  write_sharded(folder.path(), tensors, 3);
+  const auto checkpoint = open_checkpoint(folder);
+  auto whole = bind_target(*checkpoint, &bound);
+  REQUIRE(whole.ok());
+  for (const int ranks : {1, 2, 4, 8}) {
+    std::vector<int> read(number, 0);
+    int64_t total = 0;
+    for (int r = 0; r < ranks; ++r) {
+      const auto share = share_of(bound, ranks, r);
+      REQUIRE(share.ok());
+      LaggingSink sink;
+      WeightLoader loader;
+      int64_t bytes = 0;
+      ddtree::test::for_views(share_tensors(*whole, bound, *share), [&](const TensorView& v) {
+        loader.add({v, Element::kFloat32, 0, sink.add_place(v.elements() * 4)});
+        bytes += static_cast<int64_t>(v.bytes);
+      });
+      LoadProgress last;
+      const LoadOptions options{
+          .threads = 2, .buffer_bytes = 512, .buffers = 3, .progress = [&](const LoadProgress& p) { return last = p, true; }};
+      const Status status = loader.run(&sink, options);
+      INFO(status.message());
+      REQUIRE(status.ok());
+      CHECK(sink.put_bytes == bytes);
+      CHECK(last.total == bytes);
+      total += bytes;
+      for (const auto& place : sink.places)
+        for (size_t i = 0; i < place.size(); i += 4) {
+          float value;
+          std::memcpy(&value, place.data() + i, 4);
+          ++read.at(static_cast<size_t>(value));
+        }
+    }
+    // Which tensors are replicated, by name: norms everywhere, K and V heads where ranks outnumber them.
+    uint64_t got = 0, want = 0;
+    int64_t replicated = 0;
+    for (uint32_t i = 0; i < number; ++i) {
+      const std::string& name = *owner[i];
+      const bool norm = name.find("norm") != std::string::npos;
+      const bool kv = name.find("k_proj") != std::string::npos || name.find("v_proj") != std::string::npos;
+      const int times = norm ? ranks : kv && ranks == 8 ? 2 : 1;
+      got += static_cast<uint64_t>(read[i]) * (i + 1) * 0x9E3779B97F4A7C15u,
+          want += static_cast<uint64_t>(times) * (i + 1) * 0x9E3779B97F4A7C15u;
+      replicated += times - 1;
+      if (read[i] != times)
+        FAIL("element " << i << " (" << name << ") was read " << read[i] << " times by " << ranks << " ranks, not " << times);
+    }
+    CHECK(got == want);
+    CHECK(total == (int64_t{number} + replicated) * 4);
+  }
 }
 
 TEST_CASE("loading: a file cut or written to meanwhile is one error that names it", "[load]") {
