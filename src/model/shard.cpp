@@ -126,6 +126,11 @@ class Cutter {
 
 }  // namespace
 
+Share share_rows(int64_t rows, int32_t ranks, int32_t rank) {
+  const int64_t first = rows * rank / ranks;
+  return {first, rows * (rank + 1) / ranks - first};
+}
+
 std::string possible_ranks(const ModelSpec& spec) {
   std::vector<int> all;
   for (int n = 1; n <= 8; ++n)
@@ -147,8 +152,7 @@ Result<RankShare> share_of(const ModelSpec& s, int32_t ranks, int32_t rank) {
   out.key_heads = share_heads(s.key_heads, ranks, rank);
   out.value_heads = share_equal(s.value_heads, ranks, rank);
   out.intermediate = share_equal(s.intermediate_size, ranks, rank);
-  const int64_t begin = s.vocab_size * rank / ranks;
-  out.vocab = {begin, s.vocab_size * (rank + 1) / ranks - begin};
+  out.vocab = share_rows(s.vocab_size, ranks, rank);
   out.fc = share_equal(2 * s.hidden_size, ranks, rank);
   return out;
 }

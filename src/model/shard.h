@@ -33,13 +33,16 @@ struct RankShare {
   int32_t rank = 0, ranks = 1;
   Share heads, kv_heads, key_heads, value_heads;
   Share intermediate;  // columns of the MLP
-  Share vocab;         // rows of embed_tokens and lm_head: as even as they go
+  Share vocab;         // rows of embed_tokens and lm_head: share_rows()
   Share fc;            // of the 2·H input columns of the MTP head's fc
 };
 
 // kUsage naming the field of config.json that does not divide, its value, and the numbers of ranks up to 8 that would do. 0 <= rank <
 // ranks.
 Result<RankShare> share_of(const ModelSpec& spec, int32_t ranks, int32_t rank);
+
+// Of rows that need not divide: as many for each rank, or one more.
+Share share_rows(int64_t rows, int32_t ranks, int32_t rank);
 
 // "1, 2 and 4": the numbers of ranks up to 8 that share_of() takes.
 std::string possible_ranks(const ModelSpec& spec);

@@ -1,6 +1,8 @@
 #include "nn/cuda_executor.h"
 
 #ifdef DDTREE_HAS_CUDA
+#include <fmt/core.h>
+
 #include "nn/footprint.h"
 #include "nn/pair_executor.h"
 #include "ops/cuda/cuda_backend.h"
@@ -10,6 +12,11 @@ namespace ddtree {
 
 #ifdef DDTREE_HAS_CUDA
 Result<std::unique_ptr<Executor>> make_cuda_executor(const LoadedPair& pair, ExecutorOptions options, int device, bool portable) {
+  if (options.tp_size != 1)
+    return Status(
+        Code::kUnavailable,
+        fmt::format("{} ranks on CUDA cards: this build has no collectives between cards; one card works, and ranks on the CPU do",
+                    options.tp_size));
   ops::cuda::CudaOptions cuda{.device = device, .portable_kernels = portable, .graphs = options.graphs};
   if (!options.single_allocations) {
     auto footprint = PairFootprint::of(pair, ops::DeviceKind::kCuda);

@@ -6,9 +6,9 @@
 
 namespace ddtree::nn {
 
-Drafter::Drafter(ops::Backend* backend, const DrafterSpec& spec, DrafterLimits limits, const ops::Weight* embedding,
+Drafter::Drafter(ops::Backend* backend, const DrafterSpec& spec, DrafterLimits limits, const Embedding& embedding,
                  const ops::RopeTable* rope)
-    : backend_(backend), spec_(spec), limits_(limits), embed_(embedding), rope_(rope) {
+    : backend_(backend), spec_(spec), limits_(limits), embedding_(embedding), rope_(rope) {
   shape_ = {.hidden = spec.hidden_size,
             .intermediate = spec.intermediate_size,
             .heads = static_cast<int32_t>(spec.heads),
@@ -19,7 +19,7 @@ Drafter::Drafter(ops::Backend* backend, const DrafterSpec& spec, DrafterLimits l
 }
 
 Result<std::unique_ptr<Drafter>> Drafter::create(ops::Backend* backend, const DrafterSpec& spec, const DrafterTensors* tensors,
-                                                 DrafterLimits limits, const ops::Weight* embedding, const ops::RopeTable* rope) {
+                                                 DrafterLimits limits, const Embedding& embedding, const ops::RopeTable* rope) {
   std::unique_ptr<Drafter> drafter(new Drafter(backend, spec, limits, embedding, rope));
   backend->set_owner(ops::MemoryOwner::kDrafter);
   if (tensors) DDTREE_RETURN_IF_ERROR(drafter->load(*tensors));
@@ -88,7 +88,7 @@ void Drafter::feed(int32_t rows, const int32_t* position, const int32_t* place) 
 void Drafter::forward(const ops::Forest& forest) {
   const int64_t rows = forest.rows;
   const ops::Tensor x = buffers_.x.row_range(0, rows), h = buffers_.h.row_range(0, rows), o = buffers_.o.row_range(0, rows);
-  backend_->embed({.token = forest.token, .rows = forest.rows, .weight = embed_, .y = x});
+  embed(backend_, forest, embedding_, x);
   backend_->rms_norm({.x = x, .w = layers_[0].input_norm, .eps = shape_.eps, .y = h});
   ops::RowScale scale;
   for (size_t i = 0; i < layers_.size(); ++i) {

@@ -23,7 +23,7 @@ class Drafter {
  public:
   // `embedding` is the target's. `rope` must cover every position of a block. Without tensors there are no weights (for plans).
   static Result<std::unique_ptr<Drafter>> create(ops::Backend* backend, const DrafterSpec& spec, const DrafterTensors* tensors,
-                                                 DrafterLimits limits, const ops::Weight* embedding, const ops::RopeTable* rope);
+                                                 DrafterLimits limits, const Embedding& embedding, const ops::RopeTable* rope);
 
   // Where the features of newly committed rows go before feed(): [context_rows, taps · H], in the order of spec.taps.
   ops::Tensor features() const { return features_; }
@@ -45,7 +45,7 @@ class Drafter {
     MlpWeights mlp;
   };
 
-  Drafter(ops::Backend* backend, const DrafterSpec& spec, DrafterLimits limits, const ops::Weight* embedding, const ops::RopeTable* rope);
+  Drafter(ops::Backend* backend, const DrafterSpec& spec, DrafterLimits limits, const Embedding& embedding, const ops::RopeTable* rope);
   Status load(const DrafterTensors& tensors);
   Status make_storage();
 
@@ -53,7 +53,7 @@ class Drafter {
   DrafterSpec spec_;
   DrafterLimits limits_;
   LayerShape shape_;
-  const ops::Weight* embed_;
+  Embedding embedding_;
   const ops::RopeTable* rope_;
   const ops::Weight* fc_ = nullptr;          // [H, taps · H]
   const ops::Weight* context_kv_ = nullptr;  // [layers · (K | V), H]: every layer's k_proj and v_proj again, for one call

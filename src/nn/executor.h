@@ -85,7 +85,8 @@ struct ExecutorOptions {
   int32_t max_logit_rows = 0;  // rows of one forest that may want logits; 0: max_rows
   int32_t real_vocab = 0;      // ids the tokenizer knows; rows past them are padding. 0: every row of embed_tokens
   int32_t top_k = 32;          // candidates that a draft may be asked for without further workspace
-  int threads = 0;             // 0: all cores
+  int threads = 0;             // 0: all cores; ranks in one process have equal parts of them
+  int32_t tp_size = 1;         // ranks that share the target's weights (model/shard.h)
   Precision precision = Precision::kFloat32;
   bool bfloat16_residual = false;   // with kBfloat16Boundaries: round the residual stream too (default: float32, as on CUDA)
   bool single_allocations = false;  // CUDA: each buffer by itself, for compute-sanitizer; default: one block of the memory plan's size
@@ -102,6 +103,8 @@ class Executor {
   virtual bool has_mtp() const = 0;
   virtual const ExecutorOptions& options() const = 0;
   virtual int32_t real_vocab() const = 0;  // ids >= this never come out
+  // Why no later call can succeed (a rank of several was lost); ok: none knows. Then the process has to end.
+  virtual Status lost() const { return {}; }
   // Logit gap under which another pass over the same tokens (other rows, kernels, splits) may choose otherwise: rounding of the
   // activations.
   virtual float near_tie() const { return 0.01f; }

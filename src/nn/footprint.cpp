@@ -20,23 +20,26 @@ constexpr MemoryOwner kOwners[] = {MemoryOwner::kTarget, MemoryOwner::kEmbedding
 
 }  // namespace
 
-Result<PairFootprint> PairFootprint::of(const LoadedPair& pair, ops::DeviceKind kind, int threads) {
+Result<PairFootprint> PairFootprint::of(const LoadedPair& pair, ops::DeviceKind kind, int threads, int32_t ranks) {
   PairFootprint out;
   out.target_ = pair.spec;
   if (pair.drafter) out.drafter_ = pair.drafter->spec;
   out.mtp_ = pair.has_mtp();
   out.kind_ = kind;
   out.threads_ = threads;
+  out.ranks_ = ranks;
   // Weights do not depend on the options: the least of each.
   ExecutorOptions least;
   least.pages = least.slots = least.max_rows = 1;
-  auto all = count(nn::parts_of(pair), least, kind, threads);
+  nn::PairParts parts = nn::parts_of(pair);
+  parts.ranks = ranks, parts.rank = ranks - 1;  // the last one's rows of the vocabulary are never fewer than another's
+  auto all = count(parts, least, kind, threads);
   if (!all.ok()) return all.status();
   for (const MemoryOwner owner : kOwners) out.weights_.book(owner, MemoryUse::kWeights, all->bytes(owner, MemoryUse::kWeights));
   return out;
 }
 
-Result<PairFootprint> PairFootprint::of(const PairSpecs& specs, ops::DeviceKind kind, int threads) {
+Result<PairFootprint> PairFootprint::of(const PairSpecs& specs, ops::DeviceKind kind, int threads, int32_t ranks) {
   LoadedPair pair;
   pair.spec = specs.target;
   const auto checkpoint = Checkpoint::dummy("dummy:" + specs.name, 1);
@@ -51,11 +54,12 @@ Result<PairFootprint> PairFootprint::of(const PairSpecs& specs, ops::DeviceKind 
     pair.drafter->spec = *specs.drafter;
     pair.drafter->tensors = std::move(*of);
   }
-  return PairFootprint::of(pair, kind, threads);
+  return PairFootprint::of(pair, kind, threads, ranks);
 }
 
 Result<ops::MemoryLedger> PairFootprint::with(const ExecutorOptions& options) const {
-  const nn::PairParts parts{.target = &target_, .mtp = mtp_, .drafter = drafter_ ? &*drafter_ : nullptr};
+  const nn::PairParts parts{
+      .target = &target_, .mtp = mtp_, .drafter = drafter_ ? &*drafter_ : nullptr, .rank = ranks_ - 1, .ranks = ranks_};
   auto ledger = count(parts, options, kind_, threads_);
   if (!ledger.ok()) return ledger;
   for (const MemoryOwner owner : kOwners) ledger->book(owner, MemoryUse::kWeights, weights_.bytes(owner, MemoryUse::kWeights));

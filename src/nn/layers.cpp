@@ -7,6 +7,11 @@
 
 namespace ddtree::nn {
 
+void embed(ops::Backend* backend, const ops::Forest& forest, const Embedding& embedding, const ops::Tensor& x) {
+  backend->embed({.token = forest.token, .rows = forest.rows, .weight = embedding.weight, .y = x, .first_id = embedding.first_id});
+  backend->all_reduce({.x = x, .keep_float32 = true});
+}
+
 Result<MlpWeights> pack_mlp(ops::Backend* backend, const MlpTensors& tensors) {
   MlpWeights w;
   DDTREE_ASSIGN(w.gate_up, backend->pack_weight(std::array{tensors.gate_proj, tensors.up_proj}));
@@ -50,7 +55,8 @@ ops::RowScale add_and_norm(ops::Backend* backend, const LayerShape& shape, const
                                    .y = after.y,
                                    .tap = after.tap,
                                    .next = after.next,
-                                   .squares = buffers.squares});
+                                   .squares = buffers.squares,
+                                   .across_ranks = shape.across_ranks});
 }
 
 ops::RowScale run_mlp(ops::Backend* backend, const LayerShape& shape, const MlpWeights& weights, const LayerBuffers& buffers, int64_t rows,

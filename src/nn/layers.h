@@ -13,9 +13,18 @@ struct LayerShape {
   int32_t heads = 0, kv_heads = 0, head_dim = 0;
   bool gate = false;  // sigmoid output gate
   float eps = 1e-6f;
+  bool across_ranks = false;  // heads and columns are one rank's: what a mixer or an MLP adds is a partial sum
   int64_t q_columns() const { return int64_t{heads} * head_dim * (gate ? 2 : 1); }
   int64_t packed() const { return q_columns() + int64_t{2} * kv_heads * head_dim; }
 };
+
+// The embedding that target, MTP head and drafter share; on a rank of several its rows from `first_id` on.
+struct Embedding {
+  const ops::Weight* weight = nullptr;  // [V, H]
+  int32_t first_id = 0;
+};
+// x[r] = the embedding of the forest's token r, on every rank.
+void embed(ops::Backend* backend, const ops::Forest& forest, const Embedding& embedding, const ops::Tensor& x);
 
 struct MlpWeights {
   const ops::Weight* gate_up = nullptr;  // [2·I, H]

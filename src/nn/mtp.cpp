@@ -7,7 +7,7 @@
 namespace ddtree::nn {
 
 Result<std::unique_ptr<Mtp>> Mtp::create(ops::Backend* backend, const MtpTensors* tensors, const LayerShape& shape, MtpLimits limits,
-                                         const ops::Weight* embedding, const ops::RopeTable* rope) {
+                                         const Embedding& embedding, const ops::RopeTable* rope) {
   std::unique_ptr<Mtp> mtp(new Mtp(backend, shape, limits, embedding, rope));
   backend->set_owner(ops::MemoryOwner::kMtp);
   if (tensors) DDTREE_RETURN_IF_ERROR(mtp->load(*tensors));
@@ -47,12 +47,13 @@ void Mtp::forward(const ops::Forest& forest, const ops::Tensor& hidden, const in
   const int64_t rows = forest.rows, width = shape_.hidden;
   const ops::Tensor x = buffers_.x.row_range(0, rows), h = buffers_.h.row_range(0, rows);
   const ops::Tensor gathered = gathered_.row_range(0, rows), both = both_.row_range(0, rows);
-  backend_->embed({.token = forest.token, .rows = forest.rows, .weight = embed_, .y = x});
+  embed(backend_, forest, embedding_, x);
   backend_->rms_norm({.x = x, .w = norm_embedding_, .eps = shape_.eps, .y = both.col_range(0, width)});
   backend_->copy_rows({.count = forest.rows, .x = hidden, .from = from, .y = gathered});
   backend_->rms_norm({.x = gathered, .w = norm_hidden_, .eps = shape_.eps, .y = both.col_range(width, width)});
   // The residual stream begins with fc's output, as an activation (BF16 boundaries round it once).
-  backend_->linear({.x = both, .weight = fc_, .y = gathered});
+  backend_->linear({.x = both.col_range(limits_.fc_first, fc_->k()), .weight = fc_, .y = gathered});
+  if (shape_.across_ranks) backend_->all_reduce({.x = gathered});
   backend_->rms_norm({.x = gathered, .w = input_norm_, .eps = shape_.eps, .y = h});
   const AttentionStorage storage{.scratch = scratch_, .pool = kv_, .rope = rope_};
   prepare_attention(backend_, shape_, attention_, storage, forest, buffers_, {});

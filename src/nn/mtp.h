@@ -14,13 +14,14 @@ namespace ddtree::nn {
 
 struct MtpLimits {
   int32_t max_rows = 0, slots = 0, pages = 0, page_size = 0;
+  int64_t fc_first = 0;  // where fc's columns begin, of a rank's
 };
 
 class Mtp {
  public:
   // `shape` and `embedding` are the target's. Without tensors there are no weights (for plans).
   static Result<std::unique_ptr<Mtp>> create(ops::Backend* backend, const MtpTensors* tensors, const LayerShape& shape, MtpLimits limits,
-                                             const ops::Weight* embedding, const ops::RopeTable* rope);
+                                             const Embedding& embedding, const ops::RopeTable* rope);
 
   // Rows of `forest` are MTP rows: token = the token after the row's position, hidden state = `hidden`[from[r]] (staged [rows]).
   // Certain segments append their K and V to the head's pages. The layer is finished for the rows of `wanted` only (staged [count],
@@ -33,17 +34,17 @@ class Mtp {
   const ops::KvPool* kv() const { return kv_; }
 
  private:
-  Mtp(ops::Backend* backend, const LayerShape& shape, MtpLimits limits, const ops::Weight* embedding, const ops::RopeTable* rope)
-      : backend_(backend), shape_(shape), limits_(limits), embed_(embedding), rope_(rope) {}
+  Mtp(ops::Backend* backend, const LayerShape& shape, MtpLimits limits, const Embedding& embedding, const ops::RopeTable* rope)
+      : backend_(backend), shape_(shape), limits_(limits), embedding_(embedding), rope_(rope) {}
   Status load(const MtpTensors& tensors);
   Status make_storage();
 
   ops::Backend* backend_;
   LayerShape shape_;
   MtpLimits limits_;
-  const ops::Weight* embed_;
+  Embedding embedding_;
   const ops::RopeTable* rope_;
-  const ops::Weight* fc_ = nullptr;  // [H, 2·H]
+  const ops::Weight* fc_ = nullptr;  // [H, 2·H], or a rank's columns
   ops::Tensor norm_embedding_, norm_hidden_, input_norm_, post_norm_, norm_;
   AttentionWeights attention_;
   MlpWeights mlp_;

@@ -80,6 +80,12 @@ Status PairExecutor::check_options(const PairParts& parts) {
 
 Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   const ExecutorOptions& o = options_;
+  DDTREE_ASSIGN(share_, share_of(spec_, parts.ranks, parts.rank));
+  const bool across_ranks = share_.ranks > 1;
+  const ModelSpec own = share_spec(spec_, share_);
+  const TargetTensors own_tensors = parts.tensors ? share_tensors(*parts.tensors, spec_, share_) : TargetTensors{};
+  const auto first_id = static_cast<int32_t>(share_.vocab.first);
+  own_real_vocab_ = static_cast<int32_t>(std::clamp<int64_t>(o.real_vocab - share_.vocab.first, 0, own.vocab_size));
   const int64_t room = int64_t{o.pages} * o.page_size;
   const int64_t positions = spec_.max_positions > 0 ? std::min(spec_.max_positions, room) : room;
   limits_ = {.max_rows = o.max_rows,
@@ -100,13 +106,13 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   ops::BackendLimits limits;
   limits.max_rows = rows;
   limits.max_positions = (positions + o.page_size - 1) / o.page_size * o.page_size + ahead;
-  limits.max_linear_inputs = std::max({spec_.hidden_size * 2, spec_.intermediate_size, spec_.heads * spec_.head_dim,
-                                       spec_.value_heads * spec_.value_dim, static_cast<int64_t>(captures.size()) * spec_.hidden_size,
+  limits.max_linear_inputs = std::max({spec_.hidden_size * 2, own.intermediate_size, own.heads * own.head_dim,
+                                       own.value_heads * own.value_dim, static_cast<int64_t>(captures.size()) * spec_.hidden_size,
                                        draft ? std::max(draft->intermediate_size, draft->heads * draft->head_dim) : 0});
   // Every segment of a pass has a slot of its own.
   limits.staged_bytes = ForestArrays::staged_bytes(rows, o.slots, o.slots * ((positions + ahead) / o.page_size + 2)) + 12 * rows * 4 + 1024;
   const int64_t draft_rows = std::max<int64_t>(draft ? blocks_ * (block - 1) : 0, parts.mtp ? o.slots : 0);
-  limits.vocab = spec_.vocab_size;
+  limits.vocab = own.vocab_size;
   limits.max_logit_rows = o.max_logit_rows;
   limits.max_draft_rows = draft_rows;
   limits.max_top_k = std::min<int64_t>(o.top_k, o.real_vocab);
@@ -116,17 +122,23 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   backend_->set_owner(ops::MemoryOwner::kTarget);
   const ops::RopeTable* rope = nullptr;
   DDTREE_ASSIGN(rope, backend_->make_rope(positions + ahead, spec_.rotary_dim, spec_.rope_theta));
-  DDTREE_ASSIGN(
-      target_,
-      Target::create(backend_.get(), spec_, parts.tensors,
-                     {.max_rows = o.max_rows, .slots = o.slots, .pages = o.pages, .page_size = o.page_size, .captures = captures}, rope));
+  DDTREE_ASSIGN(target_, Target::create(backend_.get(), own, parts.tensors ? &own_tensors : nullptr,
+                                        {.max_rows = o.max_rows,
+                                         .slots = o.slots,
+                                         .pages = o.pages,
+                                         .page_size = o.page_size,
+                                         .captures = captures,
+                                         .first_id = first_id,
+                                         .across_ranks = across_ranks},
+                                        rope));
   if (parts.mtp) {
-    DDTREE_ASSIGN(
-        mtp_,
-        Mtp::create(
-            backend_.get(), parts.tensors ? &*parts.tensors->mtp : nullptr, target_->shape(),
-            {.max_rows = static_cast<int32_t>(std::max(o.max_rows, o.slots)), .slots = o.slots, .pages = o.pages, .page_size = o.page_size},
-            target_->embedding(), rope));
+    DDTREE_ASSIGN(mtp_, Mtp::create(backend_.get(), parts.tensors ? &*own_tensors.mtp : nullptr, target_->shape(),
+                                    {.max_rows = static_cast<int32_t>(std::max(o.max_rows, o.slots)),
+                                     .slots = o.slots,
+                                     .pages = o.pages,
+                                     .page_size = o.page_size,
+                                     .fc_first = share_.fc.first},
+                                    target_->embedding(), rope));
     all_mtp_rows_ = probe.all_mtp_rows;
   }
   if (draft) {
@@ -142,10 +154,10 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   }
   backend_->set_owner(ops::MemoryOwner::kHead);
   DDTREE_ASSIGN(wanted_, backend_->make_tensor(o.max_logit_rows, spec_.hidden_size, backend_->activation()));
-  DDTREE_ASSIGN(logits_, backend_->make_tensor(o.max_logit_rows, spec_.vocab_size, ops::Element::kFloat32));
+  DDTREE_ASSIGN(logits_, backend_->make_tensor(o.max_logit_rows, own.vocab_size, ops::Element::kFloat32));
   if (draft_rows > 0) {
     DDTREE_ASSIGN(draft_wanted_, backend_->make_tensor(draft_rows, spec_.hidden_size, backend_->activation()));
-    DDTREE_ASSIGN(draft_logits_, backend_->make_tensor(draft_rows, spec_.vocab_size, ops::Element::kFloat32));
+    DDTREE_ASSIGN(draft_logits_, backend_->make_tensor(draft_rows, own.vocab_size, ops::Element::kFloat32));
     draft_token_.resize(static_cast<size_t>(draft_rows * limits.max_top_k)), draft_log_prob_.resize(draft_token_.size());
   }
   best_.resize(static_cast<size_t>(o.max_logit_rows)), margin_.resize(best_.size()), bad_rows_.resize(best_.size());
@@ -217,7 +229,7 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
 
   output->logits = nullptr;
   output->best.clear(), output->margin.clear();
-  const bool on_host = backend_->in_host_memory();
+  const bool on_host = logits_on_host();
   const int32_t logit_rows = fixed ? fixed->rows : count;
   const ops::Tensor logits = logits_.row_range(0, logit_rows);
   const auto ops = [&] {
@@ -232,8 +244,12 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
     if (on_host) {
       backend_->finish_logits({.logits = logits, .real_vocab = options_.real_vocab, .bad_row = &bad_row_});
     } else {
-      backend_->best_two(
-          {.logits = logits, .real_vocab = options_.real_vocab, .token = best_.data(), .margin = margin_.data(), .bad = bad_rows_.data()});
+      backend_->best_two({.logits = logits,
+                          .real_vocab = own_real_vocab_,
+                          .first_id = static_cast<int32_t>(share_.vocab.first),
+                          .token = best_.data(),
+                          .margin = margin_.data(),
+                          .bad = bad_rows_.data()});
     }
   };
   bad_row_ = -1;
@@ -280,7 +296,19 @@ Result<const float*> PairExecutor::row_logits(const PassOutput& output, int32_t 
     return fault(fmt::format("logits of row {} of {} asked for", logits_row, output.best.size()));
   const float* values = nullptr;
   DDTREE_ASSIGN(values, backend_->host_floats(logits_.row_range(logits_row, 1)));
-  row_.assign(values, values + spec_.vocab_size);
+  if (ops::Collectives* group = share_.ranks > 1 ? backend_->group() : nullptr) {
+    // Ranks have as many columns or one less; what is gathered is as long for all.
+    const int64_t each = (spec_.vocab_size + share_.ranks - 1) / share_.ranks;
+    std::vector<float> mine(values, values + share_.vocab.count), all(static_cast<size_t>(each * share_.ranks));
+    mine.resize(static_cast<size_t>(each));
+    group->all_gather(mine.data(), each * static_cast<int64_t>(sizeof(float)), all.data());
+    DDTREE_RETURN_IF_ERROR(group->status());
+    row_.clear();
+    for (int32_t r = 0; r < share_.ranks; ++r)
+      row_.insert(row_.end(), all.begin() + r * each, all.begin() + r * each + share_rows(spec_.vocab_size, share_.ranks, r).count);
+  } else {
+    row_.assign(values, values + spec_.vocab_size);
+  }
   std::fill(row_.begin() + options_.real_vocab, row_.end(), -std::numeric_limits<float>::infinity());
   return static_cast<const float*>(row_.data());
 }
@@ -508,7 +536,8 @@ Status PairExecutor::draft_blocks(std::span<const DraftQuery> queries, int32_t t
     backend_->copy_rows({.count = rows, .x = drafter_->hidden(), .from = from, .y = x});
     target_->head(x, logits);
     backend_->top_k_log_probs({.logits = logits,
-                               .real_vocab = options_.real_vocab,
+                               .real_vocab = own_real_vocab_,
+                               .first_id = static_cast<int32_t>(share_.vocab.first),
                                .top_k = top_k,
                                .token = tokens,
                                .log_prob = log_probs,
@@ -602,7 +631,8 @@ Status PairExecutor::draft_steps(std::span<const DraftQuery> queries, int32_t st
       backend_->copy_rows({.count = rows, .x = x, .y = states, .to = staged[1]});
       target_->head(x, logits);
       backend_->top_k_log_probs({.logits = logits,
-                                 .real_vocab = options_.real_vocab,
+                                 .real_vocab = own_real_vocab_,
+                                 .first_id = static_cast<int32_t>(share_.vocab.first),
                                  .top_k = 1,
                                  .token = draft_token_.data(),
                                  .log_prob = draft_log_prob_.data(),

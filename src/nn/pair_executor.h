@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "model/pair.h"
+#include "model/shard.h"
 #include "nn/drafter.h"
 #include "nn/executor.h"
 #include "nn/forest_builder.h"
@@ -31,6 +32,9 @@ struct PairParts {
   bool mtp = false;
   const DrafterSpec* drafter = nullptr;  // null: none
   const DrafterTensors* drafter_tensors = nullptr;
+  // One rank of several: spec and tensors are the whole target's all the same, and of them the rank's share (model/shard.h) is loaded. The
+  // backend has joined the ranks' group. Every rank gets the same calls.
+  int32_t rank = 0, ranks = 1;
 };
 PairParts parts_of(const LoadedPair& pair);
 
@@ -87,6 +91,7 @@ class PairExecutor final : public Executor {
   PairExecutor() = default;
   Status load(const PairParts& parts, const Probe& probe);
   Status check_options(const PairParts& parts);
+  bool logits_on_host() const { return backend_->in_host_memory() && share_.ranks == 1; }
   Status check_accepted(std::span<const Accepted> accepted) const;
   // `of` rounded up, where the backend wants it and a bucket of at most `most_rows` holds it.
   std::optional<ForestShape> rounded(const ForestShape& of, int32_t most_rows) const;
@@ -103,7 +108,9 @@ class PairExecutor final : public Executor {
   Status draft_steps(std::span<const DraftQuery> queries, int32_t steps, DraftOutput* output, size_t first);
 
   std::unique_ptr<ops::Backend> backend_;
-  ModelSpec spec_;
+  ModelSpec spec_;  // the whole target's
+  RankShare share_;
+  int32_t own_real_vocab_ = 0;  // of the rank's columns of logits
   ExecutorOptions options_;
   ForestLimits limits_;
   std::unique_ptr<Target> target_;
@@ -113,7 +120,7 @@ class PairExecutor final : public Executor {
   int32_t blocks_ = 0;  // of one draft pass
 
   ops::Tensor wanted_;        // [max_logit_rows, H] hidden rows that want logits
-  ops::Tensor logits_;        // [max_logit_rows, V]
+  ops::Tensor logits_;        // [max_logit_rows, V], on a rank its own columns
   std::vector<float> row_;    // one row of it on the host
   ops::Tensor draft_wanted_;  // [draft rows, H]
   ops::Tensor draft_logits_;  // [draft rows, V]

@@ -15,7 +15,8 @@ Target::Target(ops::Backend* backend, const ModelSpec& spec, TargetLimits limits
             .kv_heads = static_cast<int32_t>(spec.kv_heads),
             .head_dim = static_cast<int32_t>(spec.head_dim),
             .gate = spec.output_gate,
-            .eps = spec.norm_eps};
+            .eps = spec.norm_eps,
+            .across_ranks = limits_.across_ranks};
   delta_shape_ = {.layers = static_cast<int32_t>(std::count(spec.layers.begin(), spec.layers.end(), LayerKind::kGatedDelta)),
                   .key_heads = static_cast<int32_t>(spec.key_heads),
                   .value_heads = static_cast<int32_t>(spec.value_heads),
@@ -165,7 +166,7 @@ ops::RowScale Target::run_attention(const Layer& layer, const ops::Forest& fores
 void Target::forward(const ops::Forest& forest) {
   const int64_t rows = forest.rows;
   const ops::Tensor x = buffers_.x.row_range(0, rows), h = buffers_.h.row_range(0, rows);
-  backend_->embed({.token = forest.token, .rows = forest.rows, .weight = embed_, .y = x});
+  embed(backend_, forest, embedding(), x);
   if (const ops::Tensor to = tap(-1, rows); to.present()) backend_->copy_rows({.count = forest.rows, .x = x, .y = to});
   backend_->rms_norm({.x = x, .w = layers_[0].input_norm, .eps = shape_.eps, .y = h});
   ops::RowScale scale;

@@ -17,6 +17,8 @@ struct TargetLimits {
   int32_t max_rows = 0, slots = 0, pages = 0, page_size = 0;
   // Layers whose output each pass keeps, in this order: the drafter's taps. -1 is the embedding.
   std::vector<int32_t> captures;
+  int32_t first_id = 0;       // of the embedding's and the head's rows, where `spec` and tensors are a rank's (model/shard.h)
+  bool across_ranks = false;  // they are
 };
 
 class Target {
@@ -34,12 +36,12 @@ class Target {
 
   void reset_slot(int32_t slot);
 
-  // logits = head · x for x [n, H] of this target's width; float32, unmasked.
+  // logits = head · x for x [n, H] of this target's width; float32, unmasked. On a rank: of its own rows of the head.
   void head(const ops::Tensor& x, const ops::Tensor& logits);
 
   ops::Tensor hidden() const { return hidden_; }      // [max_rows, H] after the final norm, of the last pass
   ops::Tensor features() const { return features_; }  // [max_rows, captures · H] of the last pass; absent without captures
-  const ops::Weight* embedding() const { return embed_; }
+  Embedding embedding() const { return {embed_, limits_.first_id}; }
   const LayerShape& shape() const { return shape_; }
   const ops::KvPool* kv() const { return kv_; }             // null: no such layer
   const ops::StatePool* states() const { return states_; }  // null: no such layer
