@@ -63,8 +63,8 @@ class Stage {
   }
 
   // Runs the first sequence's prompt, in chunks as a server would. Milliseconds, after one chunk that warms up: kernels are loaded and
-  // algorithms chosen at their first use. Of the others' prompts only the last chunk is run, untimed: what stands in earlier pages costs the
-  // same whatever it is, and sixteen prompts of 32,768 tokens would take a minute.
+  // algorithms chosen at their first use. Of the others' prompts only the last chunk is run, untimed: what stands in earlier pages costs
+  // the same whatever it is, and sixteen prompts of 32,768 tokens would take a minute.
   Result<double> prefill(int32_t chunk) {
     const auto run = [&](int32_t b, int32_t from) -> Status {
       Forest forest;
