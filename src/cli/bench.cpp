@@ -298,10 +298,11 @@ Row summarise(const ModeChoice& mode, const std::map<std::string, Cell>& cells, 
   row.nodes_per_round = static_cast<double>(drafted) / static_cast<double>(std::max<int64_t>(rounds, 1));
   row.ttft_p50 = percentile(first, 0.5);
   row.ttft_p95 = percentile(first, 0.95);
-  const double plain = at_size(costs.verify_ms, streams) + at_size(costs.host_ms, streams);
+  const double beside = (streams - 1) * costs.sequence_ms + at_size(costs.host_ms, streams),
+               plain = at_size(costs.verify_ms, streams) + beside;
   const bool drafts = mode.mode == SpeculationMode::kDflash || mode.mode == SpeculationMode::kDdtree;
-  const double round = at_size(costs.verify_ms, streams * (1 + row.nodes_per_round)) + at_size(costs.host_ms, streams) +
-                       (drafts ? at_size(costs.draft_ms, streams) : 0);
+  const double round =
+      at_size(costs.verify_ms, streams * (1 + row.nodes_per_round)) + beside + (drafts ? at_size(costs.draft_ms, streams) : 0);
   // Prompts cost every mode the same: a pass over `streams` of them serves them all.
   const auto n = static_cast<double>(std::max<int64_t>(requests, 1));
   const double prompts = n * at_size(costs.verify_ms, streams * static_cast<double>(prompt_tokens) / n);
@@ -468,8 +469,10 @@ int bench(int argc, char** argv) {
   }
   if (o.json) {
     if (!stages.is_null()) out["stages"] = stages;
-    out["costs"] = {{"verify_rows", costs.verify_ms.size}, {"verify_ms", costs.verify_ms.ms},      {"draft_sequences", costs.draft_ms.size},
-                    {"draft_ms", costs.draft_ms.ms},       {"host_sequences", costs.host_ms.size}, {"host_ms", costs.host_ms.ms}};
+    out["costs"] = {{"verify_rows", costs.verify_ms.size}, {"verify_ms", costs.verify_ms.ms},
+                    {"sequence_ms", costs.sequence_ms},    {"draft_sequences", costs.draft_ms.size},
+                    {"draft_ms", costs.draft_ms.ms},       {"host_sequences", costs.host_ms.size},
+                    {"host_ms", costs.host_ms.ms}};
     fmt::print("{}\n", out.dump(2));
   } else {
     fmt::print(

@@ -49,8 +49,8 @@ void Rounds::decide_drafting(std::vector<Part>& parts) {
   const double mean_context = row_context / std::max(rows, 1.0);
   const auto round = [&](int32_t drafts) {
     return [this, fixed_queries, drafts, rows, row_context, mean_context, gain, sequences](int32_t b, double phi) {
-      return costs_.draft(fixed_queries + drafts) + pass_ms(rows + b, row_context + b * mean_context, false) + costs_.commit(gain + phi) +
-             costs_.host(sequences);
+      return costs_.draft(fixed_queries + drafts) + pass_ms(rows + b, row_context + b * mean_context, sequences, false) +
+             costs_.commit(gain + phi) + costs_.host(sequences);
     };
   };
   const int32_t limit = static_cast<int32_t>(std::max(max_rows_ - rows, 0.0));
@@ -113,7 +113,7 @@ void Rounds::decide_drafting(std::vector<Part>& parts) {
       }
       // As many tokens may be expected to come as have come already.
       const double coming = std::min(s.commit.left(), std::max(s.commit.count(), 16));
-      const double saved = coming * sequences * (1 / now - 1 / then), cost = costs_.verify(s.context, 0.5 * s.context * s.context);
+      const double saved = coming * sequences * (1 / now - 1 / then), cost = costs_.verify(s.context, 0.5 * s.context * s.context, 1);
       if (saved < kReplayGain * cost) {
         drafting.pop_back();
         continue;

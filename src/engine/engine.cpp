@@ -364,6 +364,7 @@ void EngineImpl::publish() {
   state_.slots_used = slots_.used();
   const auto points = [](const CostCurve& curve) { return CostPoints{curve.knots(), curve.values()}; };
   state_.verify_ms = points(rounds_.costs().verify_curve());
+  state_.sequence_ms = rounds_.costs().sequence_slope();
   state_.draft_ms = points(rounds_.costs().draft_curve());
   state_.host_ms = points(rounds_.costs().host_curve());
   std::lock_guard lock(mutex_);

@@ -59,7 +59,8 @@ struct EngineSnapshot {  // for /metrics and the dashboard. Counters and rates a
   double pass_ms = 0, promised_ms = 0;
   int64_t timed_passes = 0;
   SpeculationMode most = SpeculationMode::kDdtree;  // limit_mode()
-  CostPoints verify_ms, draft_ms, host_ms;          // what `auto` reckons with: by rows of a pass; by sequences; by sequences
+  CostPoints verify_ms, draft_ms, host_ms;  // what `auto` reckons with: by rows of a pass of one sequence; by sequences; by sequences
+  double sequence_ms = 0;                   // what each further sequence adds to a pass
 };
 
 class Engine {

@@ -111,6 +111,22 @@ Status Rounds::measure() {
     costs_.set_context_slope((ms[1] - ms[0]) / (static_cast<double>(probe_rows) * (far - context)));
   }
 
+  // As many rows, of one sequence and of several.
+  int32_t spread = 1;
+  while (spread < 16 && 2 * spread <= sequences) spread *= 2;
+  if (spread > 1 && logit_rows >= 16 && !out_of_time(kHardLimit)) {
+    double ms[2];
+    for (int i = 0; i < 2; ++i) {
+      forest = Forest();
+      const int32_t count = i == 0 ? 1 : spread;
+      for (int32_t s = 0; s < count; ++s) add_chain(s, 16 / count, context, false);
+      const auto median = median_of(4, [&] { return executor_.forward(forest, &output); });
+      if (!median) return median.status();
+      ms[i] = *median;
+    }
+    costs_.set_sequence_slope((ms[1] - ms[0]) / (spread - 1));
+  }
+
   CostCurve& verify = costs_.verify_curve();
   for (measured = 0; measured < verify.knots().size() && !out_of_time(kHardLimit); ++measured) {
     const int32_t rows = static_cast<int32_t>(verify.knots()[measured]);
@@ -124,7 +140,7 @@ Status Rounds::measure() {
     }
     const auto ms = median_of(rows <= 32 ? 4 : 2, [&] { return executor_.forward(forest, &output); });
     if (!ms) return ms.status();
-    verify.set(measured, *ms - costs_.context_slope() * rows * context);
+    verify.set(measured, *ms - costs_.beside_rows(static_cast<double>(rows) * context, share));
   }
   fill(verify, measured);
 
@@ -161,9 +177,10 @@ Status Rounds::measure() {
   for (int32_t s = 0; s < sequences; ++s) executor_.reset_slot(s);
   start_costs_ = costs_;
   measured_ = true;
-  log::info("measured in {:.0f} ms: a row {:.2f} ms, 16 rows {:.2f} ms, 64 rows {:.2f} ms, a draft {:.2f} ms",
-            milliseconds_between(begin, now_()), costs_.verify(1, 0), costs_.verify(16, 0), costs_.verify(64, 0),
-            executor_.drafter() ? costs_.draft(1) : 0.0);
+  log::info(
+      "measured in {:.0f} ms: a row {:.2f} ms, 16 rows {:.2f} ms, 64 rows {:.2f} ms, each further sequence {:.3f} ms, a draft {:.2f} ms",
+      milliseconds_between(begin, now_()), costs_.verify(1, 0, 1), costs_.verify(16, 0, 1), costs_.verify(64, 0, 1),
+      costs_.sequence_slope(), executor_.drafter() ? costs_.draft(1) : 0.0);
   return {};
 }
 

@@ -131,7 +131,9 @@ void Rounds::shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_ro
     for (size_t i = 0; i < automatic.size(); ++i) pools.push_back({&automatic[i]->pool, expected[i]});
     const MergedNodes merged = merge_pools(pools);
     const double mean_context = context / std::max(decoding, 1);
-    const auto verify_ms = [&](int32_t nodes) { return pass_ms(base_rows + nodes, base_row_context + nodes * mean_context, prompts); };
+    const auto verify_ms = [&](int32_t nodes) {
+      return pass_ms(base_rows + nodes, base_row_context + nodes * mean_context, static_cast<int32_t>(parts.size()), prompts);
+    };
     const double beside = costs_.draft(queries_) + costs_.host(decoding);
     for (size_t i = 0; i < automatic.size(); ++i) {
       Sequence& s = *automatic[i]->sequence;
@@ -306,9 +308,10 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
     for (const Segment& s : forest.segments) pass_context += static_cast<double>(s.context) * s.row_count;
     report.timed = measured_;
     report.pass_ms = draft_ms_ + verify_ms;
-    const int32_t rows = executor_.padded_rows(static_cast<int32_t>(forest.token.size()));
-    report.promised_ms = start_costs_.draft(queries_) + start_costs_.verify(rows, pass_context);
-    costs_.observe_verify(rows, pass_context, verify_ms);
+    const int32_t rows = executor_.padded_rows(static_cast<int32_t>(forest.token.size())),
+                  sequences = static_cast<int32_t>(forest.segments.size());
+    report.promised_ms = start_costs_.draft(queries_) + start_costs_.verify(rows, pass_context, sequences);
+    costs_.observe_verify(rows, pass_context, sequences, verify_ms);
   }
 
   for (Part& p : parts)

@@ -77,8 +77,8 @@ class Rounds {
   };
 
   // What the target's pass costs: rows as they are run (Executor::padded_rows), which prompt rows among them forbid.
-  double pass_ms(double rows, double row_context, bool prompts) const {
-    return costs_.verify(prompts ? rows : executor_.padded_rows(static_cast<int32_t>(rows)), row_context);
+  double pass_ms(double rows, double row_context, int32_t sequences, bool prompts) const {
+    return costs_.verify(prompts ? rows : executor_.padded_rows(static_cast<int32_t>(rows)), row_context, sequences);
   }
 
   // drafting.cpp

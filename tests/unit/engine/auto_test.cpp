@@ -27,6 +27,7 @@ struct Machine {
   double draft_call = 0;
   int32_t most_streams = 8;
   std::function<int32_t(int32_t)> padded = [](int32_t rows) { return rows; };
+  double sequence_ms = 0;
 };
 
 // A Qwen3.6-27B on an H200, as measured (docs/performance.md): passes are padded to buckets of rows, linear above them.
@@ -51,7 +52,7 @@ const Machine kMachines[] = {
     {"quick processor", [](int32_t rows) { return std::max(0.7, 0.3 + 0.08 * rows); }, 0.4, 0.01, 0.002},
     // Nearly flat with edges at tiles of 64.
     {"GPU", [](int32_t rows) { return 13.3 + 0.9 * ((rows + 63) / 64 - 1) + 0.003 * rows; }, 0.25, 0.002, 0.001},
-    {"H200", h200, 0.12, 0.004, 0.002, 1.44, 16, h200_rows},
+    {"H200", h200, 0.12, 0.004, 0.002, 1.44, 16, h200_rows, 0.15},
 };
 
 struct Load {
@@ -76,6 +77,7 @@ Outcome run(const Machine& machine, const Load& load, int32_t streams, int32_t r
   executor.draft_hit_percent = hit_percent;
   executor.forward_ms = machine.forward;
   executor.padded = machine.padded;
+  executor.sequence_ms = machine.sequence_ms;
   executor.draft_call_ms = machine.draft_call;
   executor.draft_ms = machine.draft;
   executor.commit_row_ms = machine.commit_row;
