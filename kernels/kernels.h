@@ -142,4 +142,8 @@ cudaError_t best_of_rows(cudaStream_t stream, const ops::Tensor& logits, int64_t
 cudaError_t top_k_log_probs(cudaStream_t stream, const ops::Tensor& logits, int64_t real_vocab, int top_k, int32_t* token, float* log_prob,
                             int32_t* bad_row);
 
+// --- sample_rows.cu, sample_join.cu ------------------------------------------------------------------------------------------------------
+// Device results token, margin, bad [rows]; work: ops::cuda::layout::sample_work(rows, real_vocab) bytes.
+cudaError_t sample_rows(cudaStream_t stream, const ops::SampleRowsArgs& args, void* work, int32_t* token, float* margin, int32_t* bad);
+
 }  // namespace ddtree::kernels

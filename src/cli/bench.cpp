@@ -362,8 +362,6 @@ int bench(int argc, char** argv) {
   if (o.modes.empty()) service.engine.budget = 64;
   Status refused;
   if (o.synthetic > 0) {
-    if (o.temperature > 0)
-      return fail("bench", {Code::kUsage, "--synthetic-acceptance draws the target's choices itself: it needs --temperature 0"});
     service.wrap_executor = [&](std::unique_ptr<Executor> inner) -> std::unique_ptr<Executor> {
       if (const double most = SyntheticExecutor::most(*inner); o.synthetic >= most) {
         refused = {Code::kUsage, fmt::format("--synthetic-acceptance {}: a block of this pair emits at most {} tokens; less is needed",

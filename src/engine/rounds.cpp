@@ -169,6 +169,18 @@ void Rounds::shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_ro
     }
 }
 
+// A token's index in the answer and its position differ by the prompt's length, so one rule serves all rows.
+Choice Rounds::choice_of(const Sequence& s) {
+  Choice c;
+  if (s.scoring || s.replaying) return c;  // judge() chooses from the logits, which it needs anyway
+  const auto prompt = static_cast<int32_t>(s.request.prompt.size());
+  c.params = s.sampling;
+  if (s.sampling.penalised()) c.history = &s.history, c.history_end = prompt + s.commit.count();
+  c.banned = s.commit.banned(s.commit.count());
+  c.banned_end = prompt + s.request.min_tokens;
+  return c;
+}
+
 Forest Rounds::build(std::vector<Part>& parts) const {
   Forest forest;
   const auto row = [&](int32_t token, int32_t position, int32_t parent, bool logits) {
@@ -194,7 +206,7 @@ Forest Rounds::build(std::vector<Part>& parts) const {
         row(p.tree.token[at(i)], s.context + p.tree.depth[at(i)], i > 0 ? p.first_row + p.tree.parent[at(i)] : -1, true);
     }
     forest.segments.push_back({p.first_row, static_cast<int32_t>(forest.token.size()) - p.first_row, p.prefill || p.tree.nodes() == 0,
-                               s.slot, s.pages, s.context});
+                               s.slot, s.pages, s.context, choice_of(s)});
   }
   return forest;
 }

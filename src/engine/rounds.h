@@ -87,6 +87,7 @@ class Rounds {
   void run_drafter(std::vector<Part>& parts, bool nextn, PassReport* report);
   void grow(Part& part, const Candidates& candidates, bool nextn, int32_t pool_nodes) const;
   void shape(std::vector<Part>& parts, int32_t node_limit, int32_t base_rows, double base_row_context, bool prompts);
+  static Choice choice_of(const Sequence& sequence);
   Forest build(std::vector<Part>& parts) const;
   void commit(std::vector<Part>& parts, const Forest& forest, PassReport* report);
   int32_t known_rows(const Sequence& sequence, int32_t logit_rows) const;

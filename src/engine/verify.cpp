@@ -44,8 +44,7 @@ void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, Pas
   const ops::TokenHistory* history = s.sampling.penalised() ? &s.history : nullptr;
   const auto sample = [&](int32_t row, std::span<const int32_t> path, std::span<const int32_t> banned, int64_t position) {
     const int32_t of = output.logits_row[at(row)];
-    if (!output.logits && s.sampling.temperature == 0 && history == nullptr && banned.empty())
-      return ops::Sampled{output.best[at(of)], output.margin[at(of)]};
+    if (!output.logits && output.chosen[at(of)] >= 0) return ops::Sampled{output.chosen[at(of)], output.margin[at(of)]};
     const auto logits = executor_.row_logits(output, of);
     if (!logits) {
       if (!p.failed) fail(p, logits.status().message());
@@ -81,7 +80,7 @@ void Rounds::verify(Part& p, const Forest& forest, const PassOutput& output, Pas
       settle(p, std::span(&first.token, 1), report);
     }
   } else {
-    // Choices are drawn where a walk asks for them, and once a row: shadow's two walks share rows.
+    // Where the pass has not chosen, choices are drawn as a walk asks for them, and once a row: shadow's two walks share rows.
     std::vector<ops::Sampled> memo(at(p.tree.size()));
     const auto choose = [&](int32_t node) {
       ops::Sampled& chosen = memo[at(node)];

@@ -14,8 +14,22 @@
 #include "model/spec.h"
 #include "ops/load.h"
 #include "ops/rates.h"
+#include "ops/sample.h"
 
 namespace ddtree {
+
+// How the rows of a segment choose the token that follows them (ops/sample.h). As it is: greedily.
+struct Choice {
+  ops::SampleParams params{.temperature = 0};
+  // Null if no penalty is set; read during forward(). It counts the sequence's tokens at positions below history_end; from there on a row's
+  // ancestors in the pass and the row itself count too.
+  const ops::TokenHistory* history = nullptr;
+  int32_t history_end = 0;
+  std::span<const int32_t> banned;  // ids that must not be chosen for positions below banned_end
+  int32_t banned_end = 0;
+
+  bool greedy() const { return params.temperature <= 0 && history == nullptr && banned.empty(); }
+};
 
 // The rows of one sequence in a pass: contiguous, parent before child.
 struct Segment {
@@ -26,6 +40,7 @@ struct Segment {
   int32_t slot = -1;               // recurrent-state slot
   std::span<const int32_t> pages;  // page table: covers context + row_count positions
   int32_t context = 0;             // committed length: row r sees positions [0, context) and its ancestors
+  Choice choice;                   // of its rows that want logits
 };
 
 struct Forest {
@@ -38,11 +53,11 @@ struct Forest {
 
 // Valid until the next forward().
 struct PassOutput {
-  // [L, vocab]; ids past the real vocabulary are -inf. Null where no row wanted logits, or where they lie in a device's memory: then best
-  // and margin say what greedy decoding needs, and Executor::row_logits() fetches a row.
+  // [L, vocab]; ids past the real vocabulary are -inf. Null where no row wanted logits, or where they lie in a device's memory: then the
+  // pass has chosen, and Executor::row_logits() fetches a row.
   const float* logits = nullptr;
-  std::vector<int32_t> best;        // [L] best real id, ties by the smaller one; empty with `logits`
-  std::vector<float> margin;        // [L] how far the second best logit is behind; empty with `logits`
+  std::vector<int32_t> chosen;  // [L] by the segment's Choice; empty with `logits`. -1: not chosen, the caller does it from row_logits()
+  std::vector<float> margin;    // [L] of the choice (ops::Sampled); empty with `logits`
   std::vector<int32_t> logits_row;  // [R] row of `logits`, or -1
   // After kEngineFault for logits that are not finite: the rows concerned; all other rows are right. Empty: the whole pass is lost.
   std::vector<int32_t> faulty_rows;
@@ -115,7 +130,8 @@ class Executor {
   // Runs the target over the forest. kEngineFault if a logit row is not finite, naming the row and sequence.
   virtual Status forward(const Forest& forest, PassOutput* output) = 0;
 
-  // One row of the last pass's logits, by PassOutput::logits_row; valid until the next call of anything here.
+  // One row of the last pass's logits, by PassOutput::logits_row; valid until the next call of anything here. Where the pass has chosen,
+  // only rows of greedy segments and those not chosen: the op that chooses may change the others (ops/sample_rows.h).
   virtual Result<const float*> row_logits(const PassOutput& output, int32_t logits_row) {
     return output.logits + static_cast<int64_t>(logits_row) * target().vocab_size;
   }

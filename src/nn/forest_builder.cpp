@@ -113,8 +113,14 @@ void ForestArrays::add_row(int32_t token, int32_t position, int32_t parent, int3
   max_position_ = std::max(max_position_, position);
 }
 
+int32_t ForestArrays::add_list(std::span<const int32_t> values) {
+  const auto first = static_cast<int32_t>(pages_.size());
+  pages_.insert(pages_.end(), values.begin(), values.end());
+  return first;
+}
+
 int64_t ForestArrays::staged_bytes(int64_t rows, int64_t segments, int64_t pages) {
-  return segments * static_cast<int64_t>(sizeof(ops::ForestSegment)) + (5 * rows + pages) * 4 + 7 * 16;
+  return segments * static_cast<int64_t>(sizeof(ops::ForestSegment) + sizeof(ops::SampleRule)) + (5 * rows + pages) * 4 + 8 * 16;
 }
 
 ForestShape ForestArrays::shape() const {
@@ -136,7 +142,8 @@ void ForestArrays::pad(const ForestShape& to) {
   segment_.resize(static_cast<size_t>(to.segments));
 }
 
-Status ForestArrays::stage(ops::Backend* backend, ops::Lane lane, ops::Forest* view) const {
+Status ForestArrays::stage(ops::Backend* backend, ops::Lane lane, ops::Forest* view, std::vector<ops::SampleRule>* rules,
+                           const ops::SampleRule** staged_rules) const {
   const ForestShape s = shape();
   view->rows = s.rows, view->segments = s.segments, view->max_position = s.max_position;
   view->max_segment_rows = s.max_segment_rows, view->max_tree_rows = s.max_tree_rows, view->max_certain_rows = s.max_certain_rows;
@@ -147,9 +154,17 @@ Status ForestArrays::stage(ops::Backend* backend, ops::Lane lane, ops::Forest* v
   view->token = backend->stage<int32_t>(lane, token_);
   view->position = backend->stage<int32_t>(lane, position_);
   view->parent = backend->stage<int32_t>(lane, parent_);
+  bool complete = true;
+  if (rules) {
+    rules->resize(segment_.size());
+    *staged_rules = backend->stage<ops::SampleRule>(lane, *rules);
+    complete = *staged_rules != nullptr;
+  }
   view->pages = backend->stage<int32_t>(lane, pages_);
-  if (!view->segment || !view->segment_of || !view->token || !view->position || !view->parent || !view->place || !view->pages) {
-    return {Code::kEngineFault, fmt::format("the arrays of {} rows and {} pages do not fit their staging lane", rows(), pages_.size())};
+  if (!view->segment || !view->segment_of || !view->token || !view->position || !view->parent || !view->place || !view->pages ||
+      !complete) {
+    return {Code::kEngineFault,
+            fmt::format("the arrays of {} rows, {} pages and list entries do not fit their staging lane", rows(), pages_.size())};
   }
   return {};
 }

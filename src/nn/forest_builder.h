@@ -39,12 +39,16 @@ class ForestArrays {
   // Starts a segment; its rows follow by add_row().
   void add_segment(bool certain, int32_t slot, std::span<const int32_t> pages, int32_t context);
   void add_row(int32_t token, int32_t position, int32_t parent, int32_t page_size);
+  // Further lists behind the page tables, for ops that take their place in Forest::pages. Returns the index of the first.
+  int32_t add_list(std::span<const int32_t> values);
   ForestShape shape() const;  // of what was added, or what it was padded to
   // After the last row: padding (ops/forest.h) up to this shape, which must hold shape(). Where arrays are staged follows from it alone:
   // page tables stand last, places first (a commit reads them whatever the shape of its pass was).
   void pad(const ForestShape& to);
   // kEngineFault if the lane is too small (BackendLimits::staged_bytes).
-  Status stage(ops::Backend* backend, ops::Lane lane, ops::Forest* view) const;
+  // rules: one a segment, staged with the rest; null: none.
+  Status stage(ops::Backend* backend, ops::Lane lane, ops::Forest* view, std::vector<ops::SampleRule>* rules = nullptr,
+               const ops::SampleRule** staged_rules = nullptr) const;
 
   int32_t rows() const { return static_cast<int32_t>(token_.size()); }
   static int64_t staged_bytes(int64_t rows, int64_t segments, int64_t pages);  // upper bound

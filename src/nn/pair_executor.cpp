@@ -26,8 +26,9 @@ enum Kind : int32_t { kVerify = 1, kCommit, kDraft, kDraftStep };
 
 void pad(std::vector<int32_t>* list, int32_t to, int32_t with) { list->resize(static_cast<size_t>(to), with); }
 
-constexpr int32_t kFixedRows = 128;  // of a draft that is rounded up, as row_bucket's largest
-constexpr int32_t kDraftRows = 256;  // rows of one draft pass: more queries than fit run one pass after another
+constexpr int32_t kFixedRows = 128;    // of a draft that is rounded up, as row_bucket's largest
+constexpr int32_t kDraftRows = 256;    // rows of one draft pass: more queries than fit run one pass after another
+constexpr int64_t kSeenTokens = 4096;  // different tokens of a slot's penalties that are staged with a pass; sequences share them
 
 }  // namespace
 
@@ -109,8 +110,10 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   limits.max_linear_inputs = std::max({spec_.hidden_size * 2, own.intermediate_size, own.heads * own.head_dim,
                                        own.value_heads * own.value_dim, static_cast<int64_t>(captures.size()) * spec_.hidden_size,
                                        draft ? std::max(draft->intermediate_size, draft->heads * draft->head_dim) : 0});
+  listed_ = 2 * kSeenTokens * std::clamp<int64_t>(o.slots, 4, 16);
   // Every segment of a pass has a slot of its own.
-  limits.staged_bytes = ForestArrays::staged_bytes(rows, o.slots, o.slots * ((positions + ahead) / o.page_size + 2)) + 12 * rows * 4 + 1024;
+  limits.staged_bytes =
+      ForestArrays::staged_bytes(rows, o.slots, o.slots * ((positions + ahead) / o.page_size + 2) + listed_) + 12 * rows * 4 + 1024;
   const int64_t draft_rows = std::max<int64_t>(draft ? blocks_ * (block - 1) : 0, parts.mtp ? o.slots : 0);
   limits.vocab = own.vocab_size;
   limits.max_logit_rows = o.max_logit_rows;
@@ -160,7 +163,8 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
     DDTREE_ASSIGN(draft_logits_, backend_->make_tensor(draft_rows, own.vocab_size, ops::Element::kFloat32));
     draft_token_.resize(static_cast<size_t>(draft_rows * limits.max_top_k)), draft_log_prob_.resize(draft_token_.size());
   }
-  best_.resize(static_cast<size_t>(o.max_logit_rows)), margin_.resize(best_.size()), bad_rows_.resize(best_.size());
+  chosen_.resize(static_cast<size_t>(o.max_logit_rows)), margin_.resize(chosen_.size()), bad_rows_.resize(chosen_.size());
+  choose_in_pass_ = probe.choose_in_pass;
   backend_->set_owner(ops::MemoryOwner::kPass);
   mtp_position_.assign(o.slots, -1);
   DDTREE_RETURN_IF_ERROR(backend_->finish_loading(o.loading));
@@ -198,6 +202,43 @@ std::optional<ForestShape> PairExecutor::rounded(const ForestShape& of, int32_t 
   return to;
 }
 
+bool PairExecutor::make_rules(const Forest& forest, std::vector<ops::SampleRule>* rules, std::vector<uint8_t>* left) {
+  bool any = false;
+  int64_t listed = 0;
+  std::vector<int32_t> seen;
+  left->assign(forest.segments.size(), 0);
+  for (size_t i = 0; i < forest.segments.size(); ++i) {
+    ops::SampleRule& rule = rules->emplace_back();
+    const Segment& s = forest.segments[i];
+    const Choice& c = s.choice;
+    const auto wants = forest.wants_logits.begin() + s.first_row;
+    if (c.greedy() || std::find(wants, wants + s.row_count, uint8_t{1}) == wants + s.row_count) continue;
+    seen.clear();
+    if (c.history && c.params.penalised()) {
+      for (const auto& [id, times] : c.history->generated)
+        if (times > 0) seen.push_back(id), seen.push_back(times);
+      if (c.params.repetition_penalty != 1) {
+        for (const int32_t id : c.history->prompt) {
+          const auto g = c.history->generated.find(id);
+          if (g == c.history->generated.end() || g->second <= 0) seen.push_back(id), seen.push_back(0);
+        }
+      }
+    }
+    const auto more = static_cast<int64_t>(seen.size() + c.banned.size());
+    if (listed + more > listed_ || share_.ranks > 1) {  // no rank has whole rows of logits
+      (*left)[i] = 1;
+      continue;
+    }
+    listed += more;
+    any = true;
+    rule.params = c.params;
+    if (!c.history) rule.params.presence_penalty = rule.params.frequency_penalty = 0, rule.params.repetition_penalty = 1;
+    rule.first_seen = arrays_.add_list(seen), rule.seen = static_cast<int32_t>(seen.size() / 2), rule.history_end = c.history_end;
+    rule.first_banned = arrays_.add_list(c.banned), rule.banned = static_cast<int32_t>(c.banned.size()), rule.banned_end = c.banned_end;
+  }
+  return any;
+}
+
 Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   DDTREE_RETURN_IF_ERROR(check_forest(forest, limits_));
   committed_ = true;  // until the pass has run, there is nothing to commit
@@ -222,13 +263,17 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   const bool all = count == arrays_.rows();
   const std::optional<ForestShape> fixed = steps && all ? rounded(arrays_.shape(), options_.max_logit_rows) : std::nullopt;
   if (fixed) arrays_.pad(*fixed);
+  std::vector<ops::SampleRule> rules;
+  std::vector<uint8_t> left;
+  const ops::SampleRule* staged_rules = nullptr;
+  const bool sampled = !logits_on_host() && count > 0 && make_rules(forest, &rules, &left);
   backend_->stage_begin(ops::Lane::kPass);
-  DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kPass, &staged_));
+  DDTREE_RETURN_IF_ERROR(arrays_.stage(backend_.get(), ops::Lane::kPass, &staged_, sampled ? &rules : nullptr, &staged_rules));
   const int32_t* staged_from = all ? nullptr : backend_->stage<int32_t>(ops::Lane::kPass, from);
   if (!all && !staged_from) return fault("the list of logit rows does not fit its staging lane");
 
   output->logits = nullptr;
-  output->best.clear(), output->margin.clear();
+  output->chosen.clear(), output->margin.clear();
   const bool on_host = logits_on_host();
   const int32_t logit_rows = fixed ? fixed->rows : count;
   const ops::Tensor logits = logits_.row_range(0, logit_rows);
@@ -243,11 +288,20 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
     target_->head(x, logits);
     if (on_host) {
       backend_->finish_logits({.logits = logits, .real_vocab = options_.real_vocab, .bad_row = &bad_row_});
+    } else if (sampled) {
+      backend_->sample_rows({.forest = &staged_,
+                             .logits = logits,
+                             .row = staged_from,
+                             .rule = staged_rules,
+                             .real_vocab = options_.real_vocab,
+                             .token = chosen_.data(),
+                             .margin = margin_.data(),
+                             .bad = bad_rows_.data()});
     } else {
       backend_->best_two({.logits = logits,
                           .real_vocab = own_real_vocab_,
                           .first_id = static_cast<int32_t>(share_.vocab.first),
-                          .token = best_.data(),
+                          .token = chosen_.data(),
                           .margin = margin_.data(),
                           .bad = bad_rows_.data()});
     }
@@ -255,13 +309,20 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   bad_row_ = -1;
   if (fixed) {
     const ForestShape& f = *fixed;
-    backend_->segment({{kVerify, f.rows, f.segments, f.max_position, f.max_segment_rows, f.max_tree_rows, f.max_certain_rows}}, ops);
+    backend_->segment(
+        {{kVerify, f.rows, f.segments, f.max_position, f.max_segment_rows, f.max_tree_rows, f.max_certain_rows, sampled ? 1 : 0}}, ops);
   } else {
     backend_->once(ops);
   }
   if (count > 0 && on_host) DDTREE_ASSIGN(output->logits, backend_->host_floats(logits));
   DDTREE_RETURN_IF_ERROR(backend_->finish());
-  if (!on_host) output->best.assign(best_.begin(), best_.begin() + count), output->margin.assign(margin_.begin(), margin_.begin() + count);
+  if (!on_host)
+    output->chosen.assign(chosen_.begin(), chosen_.begin() + count), output->margin.assign(margin_.begin(), margin_.begin() + count);
+  for (size_t i = 0; i < left.size(); ++i) {
+    const Segment& s = forest.segments[i];
+    for (int32_t r = s.first_row; left[i] && r < s.first_row + s.row_count; ++r)
+      if (output->logits_row[r] >= 0) output->chosen[output->logits_row[r]] = -1;
+  }
 
   // What commit() needs stays here: the caller's page tables may move.
   pass_ = forest;
@@ -271,6 +332,7 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
   for (Segment& s : pass_.segments) {
     s.pages = std::span<const int32_t>(pass_pages_).subspan(at, s.pages.size());
     at += s.pages.size();
+    s.choice = {};  // points into what is the caller's
   }
   committed_ = false;
   const auto finite = [&](int32_t i) {
@@ -292,8 +354,8 @@ Status PairExecutor::forward(const Forest& forest, PassOutput* output) {
 
 Result<const float*> PairExecutor::row_logits(const PassOutput& output, int32_t logits_row) {
   if (output.logits) return output.logits + static_cast<int64_t>(logits_row) * spec_.vocab_size;
-  if (logits_row < 0 || logits_row >= static_cast<int32_t>(output.best.size()))
-    return fault(fmt::format("logits of row {} of {} asked for", logits_row, output.best.size()));
+  if (logits_row < 0 || logits_row >= static_cast<int32_t>(output.chosen.size()))
+    return fault(fmt::format("logits of row {} of {} asked for", logits_row, output.chosen.size()));
   const float* values = nullptr;
   DDTREE_ASSIGN(values, backend_->host_floats(logits_.row_range(logits_row, 1)));
   if (ops::Collectives* group = share_.ranks > 1 ? backend_->group() : nullptr) {

@@ -23,6 +23,7 @@ namespace ddtree::nn {
 struct Probe {
   std::vector<int32_t> captures;  // further layers whose output is kept in features(), behind the drafter's taps; -1: the embedding
   bool all_mtp_rows = false;      // commit() finishes the MTP layer for every row it feeds, not only the last
+  bool choose_in_pass = false;    // passes choose, as on a device, where logits lie in the host's memory too
 };
 
 // What an executor is made of. Without tensors it has no weights and computes nothing: for plans (nn/footprint.h).
@@ -91,10 +92,14 @@ class PairExecutor final : public Executor {
   PairExecutor() = default;
   Status load(const PairParts& parts, const Probe& probe);
   Status check_options(const PairParts& parts);
-  bool logits_on_host() const { return backend_->in_host_memory() && share_.ranks == 1; }
+  // Whether a pass gives its logits; otherwise it chooses.
+  bool logits_on_host() const { return backend_->in_host_memory() && share_.ranks == 1 && !choose_in_pass_; }
   Status check_accepted(std::span<const Accepted> accepted) const;
   // `of` rounded up, where the backend wants it and a bucket of at most `most_rows` holds it.
   std::optional<ForestShape> rounded(const ForestShape& of, int32_t most_rows) const;
+  // Rules and their lists (appended to arrays_) of the segments that choose otherwise than greedily; false: none does. `left` out: segments
+  // whose lists found no room.
+  bool make_rules(const Forest& forest, std::vector<ops::SampleRule>* rules, std::vector<uint8_t>* left);
   // What a commit stages: root paths (ops::Paths); rows whose features the drafter gets; rows of the MTP head, whose forest is arrays_.
   struct Kept {
     std::vector<int32_t> offset{0}, row, slot, from, position, place, mtp_from, mtp_wanted, mtp_last, mtp_slot;
@@ -116,8 +121,9 @@ class PairExecutor final : public Executor {
   std::unique_ptr<Target> target_;
   std::unique_ptr<Drafter> drafter_;
   std::unique_ptr<Mtp> mtp_;
-  bool all_mtp_rows_ = false;
+  bool all_mtp_rows_ = false, choose_in_pass_ = false;
   int32_t blocks_ = 0;  // of one draft pass
+  int64_t listed_ = 0;  // entries of a pass's lists of seen and banned tokens
 
   ops::Tensor wanted_;        // [max_logit_rows, H] hidden rows that want logits
   ops::Tensor logits_;        // [max_logit_rows, V], on a rank its own columns
@@ -126,7 +132,7 @@ class PairExecutor final : public Executor {
   ops::Tensor draft_logits_;  // [draft rows, V]
 
   // Where ops leave their results: the same places in every pass, as a recorded segment needs them.
-  std::vector<int32_t> best_, draft_token_;
+  std::vector<int32_t> chosen_, draft_token_;
   std::vector<float> margin_, draft_log_prob_;
   std::vector<uint8_t> bad_rows_;
   int32_t bad_row_ = -1;

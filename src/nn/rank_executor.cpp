@@ -286,7 +286,7 @@ Status RankExecutor::forward(const Forest& forest, PassOutput* output) {
   const auto held = std::make_shared<HeldForest>(forest);
   Status status = run("forward", [held](Rank& r) {
     const Status s = r.executor->forward(held->forest, &r.output);
-    if (s.ok()) mix(&r.digest, r.output.best);
+    if (s.ok()) mix(&r.digest, r.output.chosen);
     return s;
   });
   if (lost_.ok()) *output = crew_->ranks[0].output;

@@ -91,7 +91,7 @@ Status SyntheticExecutor::forward(const Forest& forest, PassOutput* output) {
   const auto wanted =
       static_cast<size_t>(std::count_if(output->logits_row.begin(), output->logits_row.end(), [](int32_t r) { return r >= 0; }));
   output->logits = nullptr;
-  output->best.assign(wanted, 0), output->margin.assign(wanted, 1.0f);  // no near-ties
+  output->chosen.assign(wanted, 0), output->margin.assign(wanted, 1.0f);  // no near-ties
   for (const Segment& s : forest.segments) {
     if (s.context == 0 && s.slot >= 0) {
       uint64_t& prompt = drafted_[static_cast<size_t>(s.slot)].prompt;
@@ -101,15 +101,14 @@ Status SyntheticExecutor::forward(const Forest& forest, PassOutput* output) {
     }
     for (int32_t r = s.first_row; r < s.first_row + s.row_count; ++r) {
       const int32_t to = output->logits_row[static_cast<size_t>(r)];
-      if (to >= 0) output->best[static_cast<size_t>(to)] = choice(s.slot, forest.position[static_cast<size_t>(r)] + 1);
+      if (to >= 0) output->chosen[static_cast<size_t>(to)] = choice(s.slot, forest.position[static_cast<size_t>(r)] + 1);
     }
   }
   return {};
 }
 
 Result<const float*> SyntheticExecutor::row_logits(const PassOutput&, int32_t) {
-  return Status(Code::kInvalidArgument,
-                "synthetic acceptance makes choices, not logits: only greedy requests without penalties can be answered");
+  return Status(Code::kInvalidArgument, "synthetic acceptance makes choices, not logits: answers can be drawn but not scored");
 }
 
 }  // namespace ddtree

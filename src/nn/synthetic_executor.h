@@ -34,7 +34,7 @@ class SyntheticExecutor final : public Executor {
   int32_t padded_rows(int32_t rows) const override { return inner_->padded_rows(rows); }
   void reset_slot(int32_t slot) override;
   Status forward(const Forest& forest, PassOutput* output) override;
-  // kInvalidArgument: there are choices here, no logits. Only greedy requests without penalties can be answered.
+  // kInvalidArgument: there are choices here, no logits. Nothing can be scored.
   Result<const float*> row_logits(const PassOutput& output, int32_t logits_row) override;
   Status commit(const Forest& forest, std::span<const Accepted> accepted) override { return inner_->commit(forest, accepted); }
   Status draft(std::span<const DraftQuery> queries, int32_t top_k, DraftOutput* output) override;

@@ -27,6 +27,7 @@
 #include "ops/norm.h"
 #include "ops/rates.h"
 #include "ops/rows.h"
+#include "ops/sample_rows.h"
 #include "ops/segment.h"
 #include "ops/silu_mul.h"
 #include "ops/tensor.h"
@@ -130,6 +131,7 @@ class Backend {
   virtual void finish_logits(const FinishLogitsArgs& args) = 0;
   virtual void top_k_log_probs(const TopKArgs& args) = 0;
   virtual void best_two(const BestTwoArgs& args) = 0;
+  virtual void sample_rows(const SampleRowsArgs& args) = 0;
 
   // --- what it costs here ------------------------------------------------------------------------------------------------------------
   // Whether tensors lie in the host's memory, so that reading all logits of a pass costs nothing.

@@ -53,6 +53,7 @@ class CountingBackend final : public Backend {
   void finish_logits(const FinishLogitsArgs&) override { none(); }
   void top_k_log_probs(const TopKArgs&) override { none(); }
   void best_two(const BestTwoArgs&) override { none(); }
+  void sample_rows(const SampleRowsArgs&) override { none(); }
   bool in_host_memory() const override { return kind_ == DeviceKind::kCpu; }
 
  private:

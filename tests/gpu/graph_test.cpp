@@ -227,7 +227,7 @@ class Rounds {
     }
     for (size_t m = 1; m < machines_.size(); ++m) {
       INFO("machine " << m << ", " << f.token.size() << " rows, " << f.segments.size() << " segments");
-      REQUIRE(out[m].best == out[0].best);
+      REQUIRE(out[m].chosen == out[0].chosen);
       REQUIRE(out[m].margin == out[0].margin);
       for (const int32_t row : out[0].logits_row) {
         if (row < 0) continue;

@@ -108,8 +108,8 @@ class FaultyExecutor final : public Executor {
       for (int32_t r = s.first_row; r < s.first_row + s.row_count; ++r) {
         const int32_t row = output->logits_row[static_cast<size_t>(r)];
         if (row < 0) continue;
-        if (!output->logits) {  // on a card: greedy requests show the fault
-          output->best[static_cast<size_t>(row)] = token, output->margin[static_cast<size_t>(row)] = 60;
+        if (!output->logits) {  // on a card the pass has chosen
+          output->chosen[static_cast<size_t>(row)] = token, output->margin[static_cast<size_t>(row)] = 60;
           continue;
         }
         float* x = logits_.data() + static_cast<size_t>(row) * vocab;

@@ -68,6 +68,7 @@ class CpuBackend final : public Backend {
   void finish_logits(const FinishLogitsArgs& args) override;
   void top_k_log_probs(const TopKArgs& args) override;
   void best_two(const BestTwoArgs& args) override;
+  void sample_rows(const SampleRowsArgs& args) override;
   bool in_host_memory() const override { return true; }
 
  private:

@@ -82,6 +82,7 @@ class CudaBackend final : public Backend {
   void finish_logits(const FinishLogitsArgs& args) override;
   void top_k_log_probs(const TopKArgs& args) override;
   void best_two(const BestTwoArgs& args) override;
+  void sample_rows(const SampleRowsArgs& args) override;
   bool in_host_memory() const override { return false; }
   void time_ops(bool on) override;
   std::vector<OpTime> op_times() override;

@@ -1,5 +1,6 @@
 // The ops of the CUDA backend: each uploads what was staged, then enqueues its kernels.
 #include <algorithm>
+#include <cstring>
 
 #include "ops/cuda/cuda_backend.h"
 
@@ -215,6 +216,25 @@ void CudaBackend::best_two(const BestTwoArgs& a) {
         for (int64_t r = 0; r < rows; ++r) a.bad[r] = flag[r] != 0, a.token[r] = id[2 * r], a.margin[r] = value[2 * r] - value[2 * r + 1];
       },
       results, rows * 20);
+}
+
+void CudaBackend::sample_rows(const SampleRowsArgs& a) {
+  flush();
+  const int64_t rows = a.logits.rows;
+  std::byte* results = take_results(rows * 12);
+  if (!results || !work_fits(layout::sample_work(rows, a.real_vocab))) return;
+  auto* token = reinterpret_cast<int32_t*>(results);
+  auto* margin = reinterpret_cast<float*>(token + rows);
+  auto* bad = reinterpret_cast<int32_t*>(margin + rows);
+  check(kernels::sample_rows(stream_, a, work_, token, margin, bad), "sample_rows");
+  later(
+      [token_to = a.token, margin_to = a.margin, bad_to = a.bad, rows](const std::byte* from, int64_t) {
+        std::memcpy(token_to, from, static_cast<size_t>(rows) * 4);
+        std::memcpy(margin_to, from + rows * 4, static_cast<size_t>(rows) * 4);
+        const auto* flag = reinterpret_cast<const int32_t*>(from) + 2 * rows;
+        for (int64_t r = 0; r < rows; ++r) bad_to[r] = flag[r] != 0;
+      },
+      results, rows * 12);
 }
 
 }  // namespace ddtree::ops::cuda

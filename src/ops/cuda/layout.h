@@ -17,6 +17,9 @@ inline constexpr int64_t kDeltaTileBytes = 82944;  // of one chunk and value hea
 inline constexpr int kLogitSlice = 8192;           // logits of a row that one block of best_of_rows reads
 inline constexpr int kLogitBest = 8;               // bytes of one candidate of a slice
 inline constexpr int kLogitSliceSum = 16;          // bytes of what a slice has beside its candidates
+inline constexpr int kSampleRows = 128;            // rows of logits that sample_rows works on at a time
+inline constexpr int kSampleGroups = 256;          // groups of a slice: a thread's 32 logits
+inline constexpr int kSampleSlice = 32;            // bytes of what a slice has beside its groups
 
 namespace layout {
 
@@ -64,8 +67,14 @@ inline int64_t logits_work(int64_t rows, int64_t vocab, int64_t top_k) {
   const int64_t slices = (vocab + kLogitSlice - 1) / kLogitSlice;
   return rows * slices * (top_k * kLogitBest + kLogitSliceSum) + 256;
 }
+// Of sample_rows.
+inline int64_t sample_work(int64_t rows, int64_t vocab) {
+  const int64_t slices = (vocab + kLogitSlice - 1) / kLogitSlice;
+  return std::min<int64_t>(rows, kSampleRows) * (slices * (kSampleSlice + 4 * kSampleGroups) + 4);
+}
 inline int64_t logits_work(const BackendLimits& l) {
-  return std::max(logits_work(l.max_logit_rows, l.vocab, 2), logits_work(l.max_draft_rows, l.vocab, l.max_top_k));
+  return std::max({logits_work(l.max_logit_rows, l.vocab, 2), logits_work(l.max_draft_rows, l.vocab, l.max_top_k),
+                   sample_work(l.max_logit_rows, l.vocab)});
 }
 inline int64_t logit_row(const BackendLimits& l) { return std::max<int64_t>(l.vocab, 1) * 4; }  // pinned: one row that is fetched
 

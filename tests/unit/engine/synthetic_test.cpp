@@ -1,4 +1,4 @@
-// Synthetic acceptance: a chain emits what was asked for, a tree more, plain decoding one, and only greedy requests are answered.
+// Synthetic acceptance: a chain emits what was asked for, a tree more, plain decoding one, whatever the temperature.
 #include <catch2/catch_test_macros.hpp>
 #include <cmath>
 #include <map>
@@ -55,9 +55,9 @@ TEST_CASE("synthetic acceptance: a chain emits the mean, a tree more, plain deco
     CHECK(tokens_a_round(*engine, SpeculationMode::kNone, 0, 4) == 1);
     Request sampled = request(0, SpeculationMode::kDdtree, 16);
     sampled.sampling.temperature = 1;
-    const auto refused = run_request(*engine, std::move(sampled));
-    CHECK(refused->last.finish == FinishReason::kError);
-    CHECK(refused->last.error.find("greedy") != std::string::npos);
+    const auto drawn = run_request(*engine, std::move(sampled));  // a sampled request costs what it costs; its choices are drawn too
+    CHECK(drawn->last.finish == FinishReason::kLength);
+    CHECK(static_cast<int32_t>(drawn->ids.size()) == kTokens);
   }
 }
 

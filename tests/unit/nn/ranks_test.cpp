@@ -137,7 +137,7 @@ TEST_CASE("ranks: two sequences through prompts, trees, commits and drafts are t
         REQUIRE(alone.forward(forest, &want).ok());
         REQUIRE(several->forward(forest, &got).message() == "");
         REQUIRE(got.logits == nullptr);
-        REQUIRE(got.best.size() == forest.token.size());
+        REQUIRE(got.chosen.size() == forest.token.size());
         REQUIRE(got.logits_row == want.logits_row);
         for (size_t r = 0; r < forest.token.size(); ++r) {
           const float* x = want.logits + static_cast<int64_t>(want.logits_row[r]) * spec.vocab_size;
@@ -154,7 +154,7 @@ TEST_CASE("ranks: two sequences through prompts, trees, commits and drafts are t
           const float margin = x[best] - sorted[1];
           ++chosen;
           if (margin < 1e-3f) ++ties;
-          else REQUIRE(got.best[r] == best);
+          else REQUIRE(got.chosen[r] == best);
           REQUIRE(std::fabs(got.margin[r] - margin) < 1e-3f);
         }
         REQUIRE(alone.commit(forest, accepted).ok());
@@ -355,11 +355,11 @@ TEST_CASE("ranks: ranks that disagree are found after so many commits, by name w
     PassOutput out;
     REQUIRE(several->forward(one.forest, &out).ok());
     std::vector<Accepted> accepted = one.accepted();
-    accepted[0].next[0] = out.best[0], accepted[0].feed_mtp = true;
+    accepted[0].next[0] = out.chosen[0], accepted[0].feed_mtp = true;
     REQUIRE(several->commit(one.forest, accepted).message() == "");
     DraftOutput drafts;
     REQUIRE(
-        several->draft_nextn(std::vector{DraftQuery{.slot = 0, .pages = one.pages, .context = i + 1, .anchor = out.best[0]}}, 2, &drafts)
+        several->draft_nextn(std::vector{DraftQuery{.slot = 0, .pages = one.pages, .context = i + 1, .anchor = out.chosen[0]}}, 2, &drafts)
             .ok());
   }
 }
