@@ -1,4 +1,5 @@
-// Where the engine's tokens are chosen if the pass has not done it (PassOutput::chosen; on a device it has): a seam for tests, which put a biased sampler in to see that they would notice one.
+// Where the engine's tokens are chosen if the pass has not done it (PassOutput::chosen; on a device it has): a seam for tests, which put a
+// biased sampler in to see that they would notice one.
 #pragma once
 
 #include <chrono>

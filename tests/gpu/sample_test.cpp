@@ -244,7 +244,7 @@ TEST_CASE("gpu: sample_rows, draws over many seeds fit the distribution", "[gpu]
   });
 }
 
-// Figures for docs/performance.md: `test_gpu "[.sample-speed]"`.
+// Figures for docs/performance.md: `test_gpu "[sample-speed]"`.
 TEST_CASE("gpu: sample_rows, how long it takes", "[.sample-speed]") {
   Random random(3);
   const Twins twins(256);
