@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
+#include <cmath>
 #include <functional>
 #include <future>
 #include <map>
@@ -170,6 +171,31 @@ TEST_CASE("where passes are padded, auto's trees fill their bucket") {
   INFO(full << " of " << all << " trees fill their bucket");
   REQUIRE(all > 20);
   CHECK(full * 10 >= all * 9);  // the last rounds are cut to what is left of the answer
+}
+
+// 16 rows of one sequence and of sixteen stood at the same place of the curve: plain decoding of a batch then looked as cheap as one tree.
+TEST_CASE("what a pass costs is measured by its rows and by its sequences") {
+  FakeExecutor executor(ExecutorOptions{.page_size = 16, .pages = 400, .slots = 16, .max_rows = 1200});
+  executor.lenient_context = true;
+  executor.forward_ms = [](int32_t rows) { return 10 + 0.1 * rows; };
+  executor.sequence_ms = 0.25;
+  EngineOptions options;
+  options.max_running = 16;
+  EngineSeams seams;
+  seams.now = [&executor] { return executor.time; };
+  auto engine = start_engine(executor, tiny_tokenizer(), options, std::move(seams));
+  REQUIRE(engine.ok());
+  Request r;
+  r.prompt = {5, 6, 7};
+  r.max_tokens = 3;
+  r.sampling.temperature = 0;
+  run_request(**engine, std::move(r));  // a snapshot is of the last pass
+  const EngineSnapshot costs = (*engine)->snapshot();
+  CHECK(std::abs(costs.sequence_ms - 0.25) < 0.01);
+  for (size_t i = 0; i < costs.verify_ms.size.size() && costs.verify_ms.size[i] <= 512; ++i) {
+    INFO(costs.verify_ms.size[i] << " rows");
+    CHECK(std::abs(costs.verify_ms.ms[i] - 10 - 0.1 * costs.verify_ms.size[i]) < 0.2);
+  }
 }
 
 TEST_CASE("auto leaves the drafter behind under load and catches up when the load is gone, and no token changes") {
