@@ -10,6 +10,8 @@ namespace {
 constexpr double kGain = 1.02;       // a plan must be this much better than plain decoding to be taken
 constexpr double kNear = 0.85;       // of plain decoding: a plan this good may turn out to be better
 constexpr int32_t kSeldom = 8;       // where none is near, only one in so many probes is made
+constexpr int32_t kKnown = 64;       // drafts after which others tell what to expect: from then on
+constexpr int32_t kSometimes = 4;    // one in so many is made of those that would lose
 constexpr int32_t kProbeAfter = 48;  // plain rounds until a sequence is looked at again
 constexpr int32_t kHopeless = 8;     // rounds in which even a perfect draft would not pay, until the drafter is no longer fed
 constexpr int32_t kPromising = 16;   // rounds in which drafting would pay, until what it missed is run again
@@ -87,9 +89,11 @@ void Rounds::decide_drafting(std::vector<Part>& parts) {
       Sequence& s = *able[i]->sequence;
       // A first draft, and one now and then, tell whether the outlook is (still) right.
       bool probe = hope && i >= chosen && (s.outlook.seen() == 0 ? s.rounds_without_draft == 0 : s.rounds_without_draft >= kProbeAfter);
-      if (probe && outlook_[s.sampling.temperature > 0].seen() > 0 && rate({outlook(able[i])}) < kNear * plain) {
+      const int32_t seen = outlook_[s.sampling.temperature > 0].seen();
+      const double alone = probe && seen > 0 ? rate({outlook(able[i])}) / plain : kGain;
+      if (alone < kNear || (alone < 1 && seen >= kKnown)) {
         s.rounds_without_draft = 0;
-        probe = probes_++ % kSeldom == 0;
+        probe = probes_++ % (alone < kNear ? kSeldom : kSometimes) == 0;
       }
       able[i]->drafts = i < chosen || probe;
       s.rounds_without_draft = able[i]->drafts ? 0 : s.rounds_without_draft + 1;
