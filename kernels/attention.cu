@@ -244,8 +244,8 @@ __global__ void plain_join_kernel(Plain a) {
 
 // A block folds the parts of one row and head; threads take four dimensions each. All parts' values are on their way at once (each thread
 // copies and reads its own), and meanwhile every warp works out the weights for itself.
+template <int kBatch>
 __global__ void __launch_bounds__(64) attention_join_kernel(AttentionArgsDevice a) {
-  constexpr int kBatch = 32;
   struct Weight {
     float keep, take, sum, unused;
   };
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(64) attention_join_kernel(AttentionArgsDevice 
     now = fmaxf(now, top);
     const float left = __shfl_up_sync(0xffffffffu, now, 1);
     const FoldWeight w = fold_weight(lane == 0 ? top : left, one.x, now);
-    weight[lane] = {w.keep, w.take, one.y, 0.0f};
+    if (lane < kBatch) weight[lane] = {w.keep, w.take, one.y, 0.0f};
     top = __shfl_sync(0xffffffffu, now, 31);
     __syncwarp();
     matrix::copy_wait<0>();
@@ -402,22 +402,39 @@ bool attention_plan(AttentionArgsDevice* a, const ops::Forest& f, const Attentio
   // A segment of t tiles has one part or at most blocks / t; few items have more blocks, and one tile.
   const bool only_few = f.max_segment_rows * ratio <= small;
   const int64_t few = attention_blocks(1) / a->kv_heads, many = only_few ? 0 : attention_blocks(a->tile_items) / a->kv_heads;
-  const int64_t most = std::max<int64_t>(1, std::min({std::max(few, many), key_tiles, int64_t{kMaxParts}}));
+  int64_t most = std::max<int64_t>(1, std::min({std::max(few, many), key_tiles, int64_t{kMaxParts}}));
   const int64_t rows_of_tile = (a->tile_items + ratio - 1) / ratio, rows_of_few = (small + ratio - 1) / ratio;
   const int64_t segment_slots = std::max(rows_of_few * few, rows_of_tile * many);
-  const int64_t slots = most == 1 ? 0 : std::min(f.rows * most, f.segments * segment_slots + f.rows);
+  int64_t slots = most == 1 ? 0 : std::min(f.rows * most, f.segments * segment_slots + f.rows);
+  int64_t units = std::min(f.segments * std::max(few, many) + tiles, tiles * most);
+  // Segments that would have one part by that, and may have more for the last wave's sake.
+  const int64_t tiles_whole = attention_blocks(a->tile_items) / 2 / a->kv_heads + 1, rows_whole = (tiles_whole - 1) * a->tile_items / ratio;
+  if (a->tile_items == kSplitItems && f.max_segment_rows > rows_whole && key_tiles >= kSplitKeyTiles) {
+    if (f.segments == 1 && f.max_certain_rows == f.rows && f.rows > 128) {  // a prompt alone: never padded, so its parts are known
+      most = attention_split(static_cast<int>(items + a->tile_items - 1) / a->tile_items * a->kv_heads, f.rows, kSplitKeyTiles);
+      slots = most == 1 ? 0 : f.rows * most, units = tiles * most;
+    } else {
+      const int64_t whole = f.rows / std::max<int64_t>(rows_whole, 1);
+      slots = std::min(f.rows * std::max<int64_t>(most, kSplitParts), slots + std::min<int64_t>(f.rows * kSplitParts, whole * kSplitSlots));
+      units = std::min(units + tiles * (kSplitParts - 1), tiles * std::max<int64_t>(most, kSplitParts));
+      most = std::max<int64_t>(most, kSplitParts);
+    }
+  }
   const auto floats = [&](int64_t n) { return n * a->heads * (a->dim + 2); };
   a->sequential = floats(slots) > work.capacity;
   if (a->sequential && floats(f.rows) > work.capacity) return false;
   a->partial = work.partial;
   a->sums = reinterpret_cast<float2*>(work.partial + slots * a->heads * a->dim);
   plan->join = most > 1 && !a->sequential;
-  plan->units = static_cast<int>(a->sequential ? tiles : std::min(f.segments * std::max(few, many) + tiles, tiles * most));
+  plan->parts = static_cast<int>(most);
+  plan->units = static_cast<int>(a->sequential ? tiles : units);
   return true;
 }
 
-cudaError_t attention_join(cudaStream_t stream, const AttentionArgsDevice& a, int rows) {
-  return launch(attention_join_kernel, dim3(rows, a.heads), dim3(a.dim > 128 ? 64 : 32), 0, stream, a);
+cudaError_t attention_join(cudaStream_t stream, const AttentionArgsDevice& a, int rows, const AttentionPlan& plan) {
+  // A prompt's rows are many and their parts few: with less shared memory more blocks are under way.
+  const auto join = plan.parts <= kSplitParts ? attention_join_kernel<kSplitParts> : attention_join_kernel<32>;
+  return launch(join, dim3(rows, a.heads), dim3(a.dim > 128 ? 64 : 32), 0, stream, a);
 }
 
 namespace {

@@ -46,6 +46,17 @@ __host__ __device__ inline int attention_want(int items, int tiles, int kv_heads
   const int want = attention_blocks(items) / (tiles * kv_heads);
   return want < 1 ? 1 : want > kMaxParts ? kMaxParts : want;
 }
+// Prompts fill the card, but rarely their last wave of blocks: where the keys are many, the parts (at most four) with which a block's time
+// in wholes is least, if that gains a tenth; fewer keys would not pay for the join. Tiles of 128 items, a block a multiprocessor.
+constexpr int kSplitItems = 128, kSplitKeyTiles = 64, kSplitParts = 4, kSplitSlots = 2048;
+__host__ __device__ constexpr int attention_split(int units, int rows, int key_tiles) {
+  if (key_tiles < kSplitKeyTiles) return 1;
+  const auto waves = [&](int parts) { return (units * parts + 131) / 132; };
+  int best = 1;
+  for (int p = 2; p <= kSplitParts && rows * p <= kSplitSlots; ++p)
+    if (waves(p) * best * 10 <= waves(best) * p * 9) best = p;
+  return best;
+}
 // Row and query head of an item, both counted within the segment and the K/V head.
 __device__ __forceinline__ int row_of_item(const AttentionArgsDevice& a, int m) {
   return a.ratio == 1 ? m : static_cast<int>(__umulhi(static_cast<uint32_t>(m), a.ratio_inverse));
@@ -59,7 +70,8 @@ __device__ __forceinline__ AttentionParts attention_parts(const AttentionArgsDev
   if (items <= 0) return p;
   p.tiles = (items + a.tile_items - 1) / a.tile_items;
   const int keys = (context + rows - attention_lowest(a, context) + kKeyTile - 1) / kKeyTile;
-  const int want = attention_want(items, p.tiles, a.kv_heads);
+  int want = attention_want(items, p.tiles, a.kv_heads);
+  if (want == 1 && a.tile_items == kSplitItems) want = attention_split(p.tiles * a.kv_heads, rows, keys);
   p.per = (keys + want - 1) / want;
   p.count = (keys + p.per - 1) / p.per;
   return p;
@@ -142,15 +154,14 @@ __device__ __forceinline__ void attention_put(const AttentionArgsDevice& a, int 
   *reinterpret_cast<__nv_bfloat162*>(a.o + out_row * a.o_stride + head * a.dim + d) = __floats2bfloat162_rn(x, y);
 }
 
-// Folds the parts of every row that has more than one.
-cudaError_t attention_join(cudaStream_t stream, const AttentionArgsDevice& a, int rows);
-
 // Upper bounds of a pass by the host's figures, and whether its parts run side by side. False: no room for the rows at all.
 struct AttentionPlan {
-  int units = 0;
+  int units = 0, parts = 1;  // parts: of any segment
   bool join = false;
 };
 bool attention_plan(AttentionArgsDevice* a, const ops::Forest& forest, const AttentionWork& work, AttentionPlan* plan);
+// Folds the parts of every row that has more than one.
+cudaError_t attention_join(cudaStream_t stream, const AttentionArgsDevice& a, int rows, const AttentionPlan& plan);
 
 // cudaErrorNotSupported where a form does not take the shape: row lists, other head sizes, trees past 512 rows.
 cudaError_t attention_tiles(cudaStream_t stream, AttentionArgsDevice a, const ops::Forest& forest, const AttentionWork& work);

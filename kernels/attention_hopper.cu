@@ -420,7 +420,7 @@ cudaError_t run(cudaStream_t stream, AttentionArgsDevice a, const AttentionCall&
   if (maps.pages) maps.pool[0] = *c.pool.k_map, maps.pool[1] = *c.pool.v_map, maps.pool_row = c.pool.map_row;
   if (maps.own) maps.scratch[0] = *c.scratch.k_map, maps.scratch[1] = *c.scratch.v_map, maps.scratch_row = c.scratch.map_row;
   const cudaError_t e = launch(attention_hopper_kernel<kDim>, dim3(plan.units, a.kv_heads), dim3(kThreads), kBytes, stream, maps, a);
-  return e == cudaSuccess && plan.join ? attention_join(stream, a, c.forest->rows) : e;
+  return e == cudaSuccess && plan.join ? attention_join(stream, a, c.forest->rows, plan) : e;
 }
 
 }  // namespace

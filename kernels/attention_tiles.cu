@@ -327,7 +327,7 @@ cudaError_t run(cudaStream_t stream, AttentionArgsDevice a, const ops::Forest& f
   AttentionPlan plan;
   if (!attention_plan(&a, f, work, &plan)) return cudaErrorNotSupported;
   const cudaError_t e = launch(kernel, dim3(plan.units, a.kv_heads), dim3(Shape::kThreads), kBytes, stream, a);
-  return e == cudaSuccess && plan.join ? attention_join(stream, a, f.rows) : e;
+  return e == cudaSuccess && plan.join ? attention_join(stream, a, f.rows, plan) : e;
 }
 
 }  // namespace

@@ -31,7 +31,8 @@ __global__ void conv_kernel(const ops::ForestSegment* segment, const int32_t* se
   pdl_begin();
   const int r = blockIdx.y, c = (blockIdx.x * blockDim.x + threadIdx.x) * kWide;
   if (c >= channels || segment_of[r] < 0) return;  // -1: padding
-  const int64_t slot = static_cast<int64_t>(segment[segment_of[r]].slot) * (width - 1);
+  const ops::ForestSegment own = segment[segment_of[r]];
+  const int64_t slot = static_cast<int64_t>(own.slot) * (width - 1);
   const auto at = [](const bf16* p) -> Narrow { return *reinterpret_cast<const Narrow*>(p); };
   Narrow taps[8];
   int row = r, behind = 0;  // behind: columns of the window already taken
@@ -45,7 +46,7 @@ __global__ void conv_kernel(const ops::ForestSegment* segment, const int32_t* se
       ++behind;
       taps[t] = at(window + (slot + (width - 1 - behind)) * channels + c);
     }
-    if (t == width - 1) *reinterpret_cast<Narrow*>(input + static_cast<int64_t>(r) * channels + c) = taps[t];
+    if (t == width - 1 && !own.certain) *reinterpret_cast<Narrow*>(input + static_cast<int64_t>(r) * channels + c) = taps[t];
   }
   float sum[kWide] = {};
 #pragma unroll
@@ -106,6 +107,7 @@ struct Gram {
   const bf16* c;
   int64_t stride;
   float *q, *k, *dots;  // normed q (scaled) and k [rows, key_heads, key_dim]; dots [rows, key_heads, kDeltaPath, 2]
+  float* trace_k;       // k of tentative rows again, for the commit
 };
 
 __global__ void __launch_bounds__(kGramThreads) gram_kernel(Gram a) {
@@ -143,10 +145,13 @@ __global__ void __launch_bounds__(kGramThreads) gram_kernel(Gram a) {
   norms(Q, mine, q_scale), norms(K, mine, k_scale);
   __syncthreads();
   const float root = rsqrtf(static_cast<float>(a.key_dim));
+  const bool tentative = !a.segment[which].certain;
   for (int i = threadIdx.x; i < mine * a.key_dim; i += kGramThreads) {
     const int r = i / a.key_dim, d = i % a.key_dim;
     const int64_t to = (static_cast<int64_t>(w.first + i0 + r) * a.key_heads + head) * a.key_dim + d;
-    a.q[to] = to_float(Q[r * pitch + d]) * (q_scale[r] * root), a.k[to] = to_float(K[r * pitch + d]) * k_scale[r];
+    const float k = to_float(K[r * pitch + d]) * k_scale[r];
+    a.q[to] = to_float(Q[r * pitch + d]) * (q_scale[r] * root), a.k[to] = k;
+    if (tentative) a.trace_k[to] = k;
   }
   for (int tile = 0; tile <= w.tile; ++tile) {
     const bf16* other = K;
@@ -293,7 +298,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
       P[i] = sum;
 #pragma unroll
       for (int w = 0; w < kDeltaPath / 32; ++w) ancestor[i][w] = bits[w];
-      if (blockIdx.z == 0) a.gate[static_cast<int64_t>(first + i) * a.value_heads + head] = sum;
+      if (blockIdx.z == 0 && !s.certain) a.gate[static_cast<int64_t>(first + i) * a.value_heads + head] = sum;
     }
     for (int tile = 0; tile < n; tile += kRows) {
       const int m = min(kRows, n - tile);
@@ -382,7 +387,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
         }
         if (col < columns) {
           const int64_t row = first + tile + r;
-          a.u[(row * a.value_heads + head) * a.value_dim + column0 + col] = U[(tile + r) * kSlice + col];
+          if (!s.certain) a.u[(row * a.value_heads + head) * a.value_dim + column0 + col] = U[(tile + r) * kSlice + col];
           a.o[row * a.o_stride + head * a.value_dim + column0 + col] = from_float<bf16>(out);
         }
       }
@@ -496,7 +501,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_small_kernel(DeltaRule
       uint64_t bits = 0;
       for (int j = i; j >= 0; j = up[j]) sum += g[j], bits |= uint64_t{1} << j;
       P[i] = sum, ancestor[i] = bits;
-      if (blockIdx.z == 0) a.gate[static_cast<int64_t>(first + i) * a.value_heads + head] = sum;
+      if (blockIdx.z == 0 && !s.certain) a.gate[static_cast<int64_t>(first + i) * a.value_heads + head] = sum;
     }
     // The state's three parts, [column][key dimension].
     for (int i = threadIdx.x; i < kSlice * a.key_dim / 2; i += kDeltaThreads) {
@@ -670,7 +675,7 @@ cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const D
               as_f32(a.a_log),
               as_f32(a.dt_bias),
               work.q,
-              k,
+              work.k,
               work.dots,
               states.state + static_cast<int64_t>(a.layer) * states.slots * s.value_heads * s.key_dim * s.value_dim,
               trace.u + static_cast<int64_t>(a.layer) * trace.rows * s.value_heads * s.value_dim,
@@ -706,7 +711,7 @@ cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const D
   const size_t gram_bytes = static_cast<size_t>(3 * kRows) * (s.key_dim + 8) * sizeof(bf16);
   if ((e = allow(gram_kernel, gram_bytes, &gram_allowed)) != cudaSuccess) return e;
   e = launch(gram_kernel, dim3(tiles, s.key_heads), dim3(kGramThreads), gram_bytes, stream,
-             Gram{f.segment, f.segments, s.key_heads, s.key_dim, as_bf16(a.c), a.c.stride, work.q, k, work.dots});
+             Gram{f.segment, f.segments, s.key_heads, s.key_dim, as_bf16(a.c), a.c.stride, work.q, work.k, work.dots, k});
   if (e != cudaSuccess) return e;
   const size_t bytes = static_cast<size_t>(DeltaShared(s.key_dim, r.window_rows).total) * sizeof(float);
   if ((e = allow(delta_kernel, bytes, &allowed)) != cudaSuccess) return e;

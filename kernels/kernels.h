@@ -98,17 +98,18 @@ struct DeltaStorage {               // a StatePool
   int slots = 0;
   ops::DeltaShape shape;
 };
-struct TraceStorage {              // a DeltaTrace
+struct TraceStorage {              // a DeltaTrace: of tentative rows, which are a pass's first ones; certain rows write nothing here
   float* k = nullptr;              // [layers, rows, key_heads, key_dim] normed
   float* u = nullptr;              // [layers, rows, value_heads, value_dim]
-  double* gate = nullptr;          // [layers, rows, value_heads] cumulated along the path (within its chunk for certain rows)
+  double* gate = nullptr;          // [layers, rows, value_heads] cumulated along the path
   __nv_bfloat16* input = nullptr;  // [layers, rows, channels]
   int rows = 0;
 };
 struct DeltaWork {
-  float* q = nullptr;        // [rows, key_heads, key_dim] normed and scaled
-  float* dots = nullptr;     // [rows, key_heads, kDeltaPath, 2]: k_j·k_i, k_j·q_i for the j-th row of i's window
-  int32_t* turns = nullptr;  // [rows, key_heads, 4] zeros between launches: blocks of a key head that have read the window
+  float* q = nullptr;        // [rows of a pass, key_heads, key_dim] normed and scaled
+  float* k = nullptr;        // the same, normed
+  float* dots = nullptr;     // [rows of a pass, key_heads, kDeltaPath, 2]: k_j·k_i, k_j·q_i for the j-th row of i's window
+  int32_t* turns = nullptr;  // [segments, key_heads, 4] zeros between launches: blocks of a key head that have read the window
   uint8_t* tile = nullptr;   // [tiles, value_heads, ops::cuda::kDeltaTileBytes]: chunks of certain segments (delta_chunk.cu)
   int tiles = 0;             // chunks computed together
   size_t shared_limit = 0;   // bytes a block may use

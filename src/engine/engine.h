@@ -25,6 +25,7 @@ struct EngineOptions {
   int32_t max_running = 8;       // sequences in one forest
   int32_t max_queue = 256;       // waiting requests; one more is kTemporary
   int32_t prefill_chunk = 256;   // prompt rows a pass, all sequences together
+  int32_t lone_chunk = 0;        // the same while nobody decodes, who would wait for it; at most prefill_chunk's: that
   int32_t top_k = 32;            // candidates a position (16 lose a node of a golden tree of 32; 32 lose none up to 256)
   std::vector<int32_t> eos_ids;  // stop ids of every request without ignore_eos
   bool measure_costs = true;     // at start, for `auto` (about a second); off: rough guesses that running averages correct

@@ -68,7 +68,7 @@ Status Rounds::measure() {
     std::sort(all_ms.begin(), all_ms.end());
     return all_ms[(all_ms.size() - 1) / 2];
   };
-  const int32_t logit_rows = e.max_logit_rows > 0 ? e.max_logit_rows : e.max_rows;
+  const int32_t logit_rows = std::min(max_logit_rows_, max_tentative_rows_);
   const auto fill = [](CostCurve& curve, size_t from) {  // what there was no time for: by the last slope
     const auto& k = curve.knots();
     for (size_t i = std::max<size_t>(from, 1); i < k.size(); ++i) {

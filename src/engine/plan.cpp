@@ -35,7 +35,8 @@ ExecutorOptions executor_of(const MemoryRequest& r, int32_t pages) {
   // A fixed budget on every sequence at once, beside a prefill chunk; `auto` shares what there is.
   const int32_t tentative = r.engine.budget > 0 ? r.engine.max_running * (r.engine.budget + 1) : 0;
   o.max_logit_rows = std::max(512, tentative);
-  o.max_rows = std::max(512, r.engine.prefill_chunk + tentative);
+  o.max_rows = std::max({512, r.engine.prefill_chunk + tentative, r.engine.lone_chunk});
+  o.max_tentative_rows = std::min(o.max_logit_rows, o.max_rows);  // each of them wants logits
   o.top_k = r.engine.top_k;
   return o;
 }
@@ -103,8 +104,9 @@ class Cures {
     fraction(r, "", kDefaultFraction);
     fewer_sequences(r, "");
     for (const int32_t chunk : {2048, 1024, 512, 256})
-      if (chunk < r.engine.prefill_chunk &&
-          changed(r, fmt::format("--chunked-prefill-size {}", chunk), [&](MemoryRequest* m) { m->engine.prefill_chunk = chunk; }))
+      if (chunk < std::max(r.engine.prefill_chunk, r.engine.lone_chunk) &&
+          changed(r, fmt::format("--chunked-prefill-size {}", chunk),
+                  [&](MemoryRequest* m) { m->engine.prefill_chunk = chunk, m->engine.lone_chunk = 0; }))
         break;
     for (const int32_t budget : {128, 64, 32, 16})
       if (budget < r.engine.budget &&

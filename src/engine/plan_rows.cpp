@@ -90,7 +90,7 @@ std::vector<PlanRow> plan_rows(const PairFootprint& footprint, const MemoryReque
   add("states", "recurrent states", states, per(e.slots, "slot", states));
 
   const int64_t trace = of(MemoryOwner::kTarget, MemoryUse::kTrace);
-  add("factors", "delta-rule factors", trace, per(e.max_rows, "row", trace));
+  add("factors", "delta-rule factors", trace, per(cuda ? e.max_tentative_rows : e.max_rows, cuda ? "tentative row" : "row", trace));
   const int64_t scratch = ledger.of_use(MemoryUse::kKvScratch);
   add("kv_scratch", "K/V of a pass", scratch, per(e.max_rows, "row", scratch));
   const int64_t logits = of(MemoryOwner::kHead, MemoryUse::kActivations);

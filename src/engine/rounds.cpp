@@ -23,7 +23,8 @@ Rounds::Rounds(Executor& executor, const EngineOptions& options, EngineSeams sea
       now_(std::move(seams.now)),
       costs_(executor.options().max_rows, std::max(options.max_running, 2)),
       max_rows_(executor.options().max_rows),
-      max_logit_rows_(executor.options().max_logit_rows > 0 ? executor.options().max_logit_rows : executor.options().max_rows) {
+      max_logit_rows_(executor.options().max_logit_rows > 0 ? executor.options().max_logit_rows : executor.options().max_rows),
+      max_tentative_rows_(executor.options().max_tentative_rows > 0 ? executor.options().max_tentative_rows : executor.options().max_rows) {
   forget_drafts();
 }
 
@@ -189,14 +190,14 @@ Forest Rounds::build(std::vector<Part>& parts) const {
     forest.parent.push_back(parent);
     forest.wants_logits.push_back(logits ? 1 : 0);
   };
-  for (Part& p : parts) {
+  const auto add = [&](Part& p) {
     const Sequence& s = *p.sequence;
     p.first_row = static_cast<int32_t>(forest.token.size());
     p.segment = static_cast<int32_t>(forest.segments.size());
     if (p.prefill) {
       if (p.prefill_rows == 0) {
         p.segment = -1;
-        continue;
+        return;
       }
       for (int32_t i = 0; i < p.prefill_rows; ++i)
         row(s.known_token(s.context + i), s.context + i, i > 0 ? p.first_row + i - 1 : -1,
@@ -207,7 +208,12 @@ Forest Rounds::build(std::vector<Part>& parts) const {
     }
     forest.segments.push_back({p.first_row, static_cast<int32_t>(forest.token.size()) - p.first_row, p.prefill || p.tree.nodes() == 0,
                                s.slot, s.pages, s.context, choice_of(s)});
-  }
+  };
+  // Tentative segments first (ExecutorOptions::max_tentative_rows).
+  for (Part& p : parts)
+    if (!p.prefill && p.tree.nodes() > 0) add(p);
+  for (Part& p : parts)
+    if (p.prefill || p.tree.nodes() == 0) add(p);
   return forest;
 }
 
@@ -278,7 +284,10 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
   // Prompt rows first, but never so many that no tree would fit: eight streams that decode must not stall while a long prompt comes in.
   const bool trees = std::any_of(parts.begin(), parts.end(), [](const Part& p) { return p.drafts; });
   const int32_t free_rows = max_rows_ - report.decoding;
-  const int32_t prompt_limit = std::min(options_.prefill_chunk, trees ? std::max(free_rows / 2, 1) : free_rows);
+  const int32_t chunk = report.decoding == 0 ? std::max(options_.prefill_chunk, options_.lone_chunk) : options_.prefill_chunk;
+  // Of the rows that a pass with trees may have, not of those that only a prompt alone takes: trees would wait longer for no more room.
+  const int32_t shared_rows = std::min(max_rows_, std::max(max_tentative_rows_, options_.prefill_chunk)) - report.decoding;
+  const int32_t prompt_limit = std::min(chunk, trees ? std::max(shared_rows / 2, 1) : free_rows);
   const std::vector<int32_t> share = share_rows(prompt_left, std::min(prompt_limit, free_rows));
   int32_t completing = 0;
   double row_context = 0;
@@ -293,8 +302,9 @@ PassReport Rounds::step(std::span<Sequence* const> running) {
     row_context += static_cast<double>(p.sequence->context) * (p.prefill ? share[i] : 1);
   }
   const int32_t base_rows = report.decoding + report.prompt_rows;
-  shape(parts, std::max(std::min(max_rows_ - base_rows, max_logit_rows_ - report.decoding - completing), 0), base_rows, row_context,
-        report.prompt_rows > 0);
+  const int32_t node_limit =
+      std::min({max_rows_ - base_rows, max_logit_rows_ - report.decoding - completing, max_tentative_rows_ - report.decoding});
+  shape(parts, std::max(node_limit, 0), base_rows, row_context, report.prompt_rows > 0);
 
   const Forest forest = build(parts);
   if (forest.token.empty()) return report;

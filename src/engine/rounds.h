@@ -109,7 +109,7 @@ class Rounds {
   Calibration calibration_;
   int32_t probes_ = 0;
   std::array<Outlook, 2> outlook_;  // of all sequences: greedy, sampled
-  int32_t max_rows_, max_logit_rows_;
+  int32_t max_rows_, max_logit_rows_, max_tentative_rows_;
   double draft_ms_ = 0, commit_ms_ = 0;  // of this pass
   int32_t queries_ = 0;
 };

@@ -67,6 +67,7 @@ Status validate_options(const EngineOptions& o, const Executor& executor) {
                   logit_rows);
   if (o.max_queue < 0) return refuse("max_queue is {}; it cannot be negative", o.max_queue);
   if (o.prefill_chunk < 1) return refuse("prefill_chunk is {}; at least 1 prompt row a pass is needed", o.prefill_chunk);
+  if (o.lone_chunk < 0) return refuse("lone_chunk is {}; it must be prompt rows a pass, or 0 for prefill_chunk's", o.lone_chunk);
   if (o.top_k < 1) return refuse("top_k (candidates a position) is {}; at least 1 is needed", o.top_k);
   if (o.budget < 0 || o.budget >= e.max_rows)
     return refuse("budget is {}; it must be 0 (auto) to {}, the rows of a forest less the root", o.budget, e.max_rows - 1);

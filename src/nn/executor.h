@@ -98,10 +98,13 @@ struct ExecutorOptions {
   int32_t slots = 0;
   int32_t max_rows = 512;      // of one forest
   int32_t max_logit_rows = 0;  // rows of one forest that may want logits; 0: max_rows
-  int32_t real_vocab = 0;      // ids the tokenizer knows; rows past them are padding. 0: every row of embed_tokens
-  int32_t top_k = 32;          // candidates that a draft may be asked for without further workspace
-  int threads = 0;             // 0: all cores; ranks in one process have equal parts of them
-  int32_t tp_size = 1;         // ranks that share the target's weights (model/shard.h)
+  // Tentative segments must lie within the first so many rows of a forest; 0: max_rows. What a commit needs of a row (2.5 MiB of a 27B) is
+  // kept for these alone.
+  int32_t max_tentative_rows = 0;
+  int32_t real_vocab = 0;  // ids the tokenizer knows; rows past them are padding. 0: every row of embed_tokens
+  int32_t top_k = 32;      // candidates that a draft may be asked for without further workspace
+  int threads = 0;         // 0: all cores; ranks in one process have equal parts of them
+  int32_t tp_size = 1;     // ranks that share the target's weights (model/shard.h)
   Precision precision = Precision::kFloat32;
   bool bfloat16_residual = false;   // with kBfloat16Boundaries: round the residual stream too (default: float32, as on CUDA)
   bool single_allocations = false;  // CUDA: each buffer by itself, for compute-sanitizer; default: one block of the memory plan's size

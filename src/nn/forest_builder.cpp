@@ -50,6 +50,11 @@ Status check_forest(const Forest& forest, const ForestLimits& limits) {
           fmt::format("segment {}: rows {} + {} do not continue at row {} of {}", s, segment.first_row, segment.row_count, next, rows));
     }
     next += segment.row_count;
+    // What a commit needs of a row further back would be written over another layer's.
+    if (!segment.certain && next > limits.max_tentative_rows) {
+      return invalid(fmt::format("segment {}: tentative rows {} to {}, only the first {} of a forest can be (max_tentative_rows)", s,
+                                 segment.first_row, next - 1, limits.max_tentative_rows));
+    }
     if (segment.slot < 0 || segment.slot >= limits.slots) {
       return invalid(fmt::format("segment {}: slot {} of {}", s, segment.slot, limits.slots));
     }

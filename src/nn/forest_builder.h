@@ -14,13 +14,14 @@
 namespace ddtree::nn {
 
 struct ForestLimits {
-  int32_t max_rows = 0, max_logit_rows = 0, slots = 0, pages = 0, page_size = 0;
+  int32_t max_rows = 0, max_logit_rows = 0, max_tentative_rows = 0, slots = 0, pages = 0, page_size = 0;
   int64_t vocab = 0, max_positions = 0;
 };
 
 // kInvalidArgument naming segment, row and field, what was found and what would be right: rows that the segments do not tile, a parent
 // that does not stand before its child in the same segment, a position that is not context + depth, a certain segment that is no chain,
-// pages that do not cover the rows or are out of range, a slot used twice, a token outside the vocabulary, too many rows.
+// pages that do not cover the rows or are out of range, a slot used twice, a token outside the vocabulary, too many rows, tentative ones
+// too far behind.
 Status check_forest(const Forest& forest, const ForestLimits& limits);
 
 // Page tables of drafts: kInvalidArgument as above.

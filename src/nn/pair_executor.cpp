@@ -67,6 +67,11 @@ Status PairExecutor::check_options(const PairParts& parts) {
   if (o.max_logit_rows < 0 || o.max_logit_rows > o.max_rows) {
     return invalid(fmt::format("executor option max_logit_rows is {}: 0 to max_rows ({}) are possible", o.max_logit_rows, o.max_rows));
   }
+  if (o.max_tentative_rows == 0) o.max_tentative_rows = o.max_rows;
+  if (o.max_tentative_rows < 0 || o.max_tentative_rows > o.max_rows) {
+    return invalid(
+        fmt::format("executor option max_tentative_rows is {}: 0 to max_rows ({}) are possible", o.max_tentative_rows, o.max_rows));
+  }
   if (o.real_vocab == 0) o.real_vocab = static_cast<int32_t>(spec_.vocab_size);
   if (o.real_vocab < 0 || o.real_vocab > spec_.vocab_size) {
     return invalid(
@@ -91,6 +96,7 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   const int64_t positions = spec_.max_positions > 0 ? std::min(spec_.max_positions, room) : room;
   limits_ = {.max_rows = o.max_rows,
              .max_logit_rows = o.max_logit_rows,
+             .max_tentative_rows = o.max_tentative_rows,
              .slots = o.slots,
              .pages = o.pages,
              .page_size = o.page_size,
@@ -127,6 +133,7 @@ Status PairExecutor::load(const PairParts& parts, const Probe& probe) {
   DDTREE_ASSIGN(rope, backend_->make_rope(positions + ahead, spec_.rotary_dim, spec_.rope_theta));
   DDTREE_ASSIGN(target_, Target::create(backend_.get(), own, parts.tensors ? &own_tensors : nullptr,
                                         {.max_rows = o.max_rows,
+                                         .max_tentative_rows = o.max_tentative_rows,
                                          .slots = o.slots,
                                          .pages = o.pages,
                                          .page_size = o.page_size,

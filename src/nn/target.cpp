@@ -92,7 +92,7 @@ Status Target::make_storage() {
   if (delta_shape_.layers > 0) {
     const int64_t values = spec_.value_heads * spec_.value_dim;
     DDTREE_ASSIGN(states_, backend_->make_state_pool(delta_shape_, limits_.slots));
-    DDTREE_ASSIGN(trace_, backend_->make_delta_trace(delta_shape_, limits_.max_rows));
+    DDTREE_ASSIGN(trace_, backend_->make_delta_trace(delta_shape_, limits_.max_rows, limits_.max_tentative_rows));
     DDTREE_ASSIGN(conv_, backend_->make_tensor(rows, spec_.conv_channels(), element));
     packed = std::max(packed, spec_.conv_channels() + values + 2 * spec_.value_heads);
     output = std::max(output, values);

@@ -14,7 +14,7 @@
 namespace ddtree::nn {
 
 struct TargetLimits {
-  int32_t max_rows = 0, slots = 0, pages = 0, page_size = 0;
+  int32_t max_rows = 0, max_tentative_rows = 0, slots = 0, pages = 0, page_size = 0;
   // Layers whose output each pass keeps, in this order: the drafter's taps. -1 is the embedding.
   std::vector<int32_t> captures;
   int32_t first_id = 0;       // of the embedding's and the head's rows, where `spec` and tensors are a rank's (model/shard.h)

@@ -77,7 +77,8 @@ class Backend {
   virtual Result<KvPool*> make_kv_pool(KvShape shape, int32_t pages, int32_t page_size) = 0;
   virtual Result<KvScratch*> make_kv_scratch(KvShape shape, int32_t rows) = 0;
   virtual Result<StatePool*> make_state_pool(DeltaShape shape, int32_t slots) = 0;
-  virtual Result<DeltaTrace*> make_delta_trace(DeltaShape shape, int32_t rows) = 0;
+  // For passes of up to `rows` rows, of which only the first `tentative` may be of tentative segments.
+  virtual Result<DeltaTrace*> make_delta_trace(DeltaShape shape, int32_t rows, int32_t tentative) = 0;
 
   // --- host side of a pass ---------------------------------------------------------------------------------------------------------
   virtual void stage_begin(Lane lane) = 0;  // forgets what was staged in the lane

@@ -129,15 +129,15 @@ Result<StatePool*> CountingBackend::make_state_pool(DeltaShape shape, int32_t sl
   return static_cast<StatePool*>(keep<CountedStatePool>(shape, slots));
 }
 
-Result<DeltaTrace*> CountingBackend::make_delta_trace(DeltaShape shape, int32_t rows) {
+Result<DeltaTrace*> CountingBackend::make_delta_trace(DeltaShape shape, int32_t rows, int32_t tentative) {
   if (kind_ == DeviceKind::kCpu) {
     const cpu::layout::Trace t = cpu::layout::trace(shape, rows);
     for (const int64_t floats : {t.inputs, t.keys, t.updates, t.queries, t.betas}) take(MemoryUse::kTrace, floats, 4, 0);
     take(MemoryUse::kTrace, t.prefixes, 8, 0);
     worker(cpu::layout::delta_worker(shape, rows));
   } else {
-    const cuda::layout::Trace t = cuda::layout::trace(shape, rows);
-    for (const int64_t bytes : {t.k, t.u, t.gate, t.input, t.q, t.dots, t.turns, t.tiles}) take(MemoryUse::kTrace, 0, 0, bytes);
+    const cuda::layout::Trace t = cuda::layout::trace(shape, rows, tentative);
+    for (const int64_t bytes : {t.k, t.u, t.gate, t.input, t.q, t.q, t.dots, t.turns, t.tiles}) take(MemoryUse::kTrace, 0, 0, bytes);
   }
   return static_cast<DeltaTrace*>(keep<CountedTrace>(shape, rows));
 }

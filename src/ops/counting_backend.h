@@ -27,7 +27,7 @@ class CountingBackend final : public Backend {
   Result<KvPool*> make_kv_pool(KvShape shape, int32_t pages, int32_t page_size) override;
   Result<KvScratch*> make_kv_scratch(KvShape shape, int32_t rows) override;
   Result<StatePool*> make_state_pool(DeltaShape shape, int32_t slots) override;
-  Result<DeltaTrace*> make_delta_trace(DeltaShape shape, int32_t rows) override;
+  Result<DeltaTrace*> make_delta_trace(DeltaShape shape, int32_t rows, int32_t tentative) override;
 
   void stage_begin(Lane) override { none(); }
   const void* stage_bytes(Lane, const void*, int64_t) override { return none(), nullptr; }

@@ -186,8 +186,8 @@ Status take_budget(const Given& g, ServeConfig& c, Pending& p) {
   return {};
 }
 
-// 1,024 gain 4 % on an H200 and double how long other sequences wait (docs/performance.md).
-constexpr int32_t kCudaChunk = 512;
+// A card's chunks: what sequences that decode wait for, and while none does (docs/performance.md, prompts).
+constexpr int32_t kCudaChunk = 512, kLoneChunk = 1024;
 
 Status take_chunk(const Given& g, ServeConfig& c, Pending& p) {
   constexpr int kMost = 4096;
@@ -345,7 +345,7 @@ const std::vector<Flag>& own_flags() {
        "N",
        "requests that may wait; one more is a 429 (default: 256)",
        engine_whole(0, 100000, &EngineOptions::max_queue)},
-      {{"--chunked-prefill-size"}, "Capacity", "N", "prompt tokens a pass of all requests (default: 256; a card: 512)", take_chunk},
+      {{"--chunked-prefill-size"}, "Capacity", "N", "prompt tokens a pass (default: 256; cards: 512, or 1024 if none decodes)", take_chunk},
       {{"--page-size"}, "Capacity", "N", "tokens a KV page, up to 1024; rounded up to a multiple of 16 (default: 32)", take_page_size},
       {{"--max-total-tokens"},
        "Capacity",
@@ -519,7 +519,7 @@ const ExtraFlag* find_extra(const std::string& name) {
 // Settles what several flags say together.
 Status settle(ServeConfig& c, const Pending& p) {
   EngineOptions& e = c.service.engine;
-  if (!p.chunk_given && c.service.cuda_device >= 0) e.prefill_chunk = kCudaChunk;
+  if (!p.chunk_given && c.service.cuda_device >= 0) e.prefill_chunk = kCudaChunk, e.lone_chunk = kLoneChunk;
   std::string algorithm = p.algorithm;
   if (algorithm == "EAGLE") {
     c.notes.push_back("--speculative-algorithm EAGLE: with this model family that is its MTP head; NEXTN is used");

@@ -314,8 +314,8 @@ TEST_CASE("gpu: attention, a segment's rows have the same bits alone, in company
   for (const AttentionShape& shape :
        {AttentionShape{24, 4, 256, 64, true}, {32, 8, 128, 128, false}, {4, 2, 256, 64, true}, {8, 1, 64, 64, false}}) {
     INFO("heads " << shape.heads << "/" << shape.kv_heads << " of " << shape.dim);
-    const Twins twins(1100, 6400);
-    Attention attention(twins, shape, 1, 200, 32, 1100, 6400, &random);
+    const Twins twins(1100, 10880);
+    Attention attention(twins, shape, 1, 340, 32, 1100, 10880, &random);
     struct Segment {
       Shape shape;
       int32_t context, rows;
@@ -323,7 +323,7 @@ TEST_CASE("gpu: attention, a segment's rows have the same bits alone, in company
     const std::vector<Segment> segments{{Shape::kBestFirst, 1000, 16}, {Shape::kCertain, 700, 130}, {Shape::kRandom, 2200, 64},
                                         {Shape::kChain, 2200, 1},      {Shape::kCertain, 0, 70},    {Shape::kCertain, 1500, 1},
                                         {Shape::kStar, 2000, 5},       {Shape::kCertain, 100, 300}, {Shape::kChain, 1900, 20},
-                                        {Shape::kBestFirst, 2100, 65}, {Shape::kRandom, 640, 2}};
+                                        {Shape::kBestFirst, 2100, 65}, {Shape::kRandom, 640, 2},    {Shape::kCertain, 4000, 310}};
     std::vector<int32_t> contexts{2200};
     for (const Segment& one : segments) contexts.push_back(one.shape == Shape::kCertain ? one.context : 0);
     const std::vector<Sequence> filled = sequences(&attention, contexts);
@@ -354,7 +354,8 @@ TEST_CASE("gpu: attention, a segment's rows have the same bits alone, in company
       const Plan plan = plan_of({k}, &all);
       for (size_t i = 1; i < twins.count(); ++i) alone[k][i] = attention.outputs(plan.stage(twins), i, plan.rows(), all);
     }
-    const std::vector<std::vector<size_t>> companies{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {3, 0, 5}, {10, 9, 8, 6}, {2, 4}, {5}, {8}};
+    const std::vector<std::vector<size_t>> companies{
+        {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {3, 0, 5}, {10, 9, 8, 6}, {2, 4}, {5}, {8}, {11}, {0, 11}};
     for (const std::vector<size_t>& company : companies) {
       for (const bool padded : {false, true}) {
         Floats all;
@@ -379,6 +380,30 @@ TEST_CASE("gpu: attention, a segment's rows have the same bits alone, in company
       }
     }
   }
+}
+
+// Prompts that fill the card have their keys cut for the sake of its last wave of blocks, from 4,096 keys on.
+TEST_CASE("gpu: attention, prompts of 250 to 1,100 rows around 4,096 keys, alone and beside trees") {
+  INFO(seed_text());
+  Random random(seed());
+  const Twins twins(1200, 9000);
+  Attention attention(twins, {24, 4, 256, 64, true}, 1, 560, 32, 1200, 9000, &random);
+  std::vector<Sequence> s = sequences(&attention, {3000, 700, 5200, 0});
+  const auto prompt = [&](size_t of, int32_t rows) {
+    INFO(rows << " rows after " << s[of].context);
+    Plan plan(&attention.book);
+    plan.add(Shape::kCertain, rows, &s[of], &random);
+    attention.pass("prompt", plan);
+  };
+  prompt(0, 600), prompt(0, 512), prompt(0, 1024), prompt(2, 250), prompt(2, 512);
+  for (const int32_t rows : {300, 700}) {
+    INFO("two prompts, one of " << rows << " rows, and two trees");
+    Plan plan(&attention.book);
+    plan.add(Shape::kBestFirst, 20, &s[1], &random).add(Shape::kCertain, rows, &s[0], &random);
+    plan.add(Shape::kCertain, 300, &s[2], &random).add(Shape::kRandom, 9, &s[3], &random);
+    attention.pass("pass", plan);
+  }
+  prompt(0, 1100);
 }
 
 TEST_CASE("gpu: attention over a context of 32,000") {

@@ -91,6 +91,7 @@ class FakeExecutor final : public Executor {
       check(s.first_row == next_row && s.row_count > 0, "segments must be contiguous");
       next_row += s.row_count;
       Slot& slot = slots_.at(static_cast<size_t>(s.slot));
+      check(s.certain || options_.max_tentative_rows == 0 || next_row <= options_.max_tentative_rows, "tentative rows too far behind");
       check(slots_used.insert(s.slot).second, "a slot twice in one forest");
       check(slot.context == s.context || (lenient_context && !s.certain),
             fmt::format("context {} given, slot holds {}", s.context, slot.context));

@@ -135,7 +135,8 @@ Result<StatePool*> CpuBackend::make_state_pool(DeltaShape shape, int32_t slots) 
   return static_cast<StatePool*>(pool);
 }
 
-Result<DeltaTrace*> CpuBackend::make_delta_trace(DeltaShape shape, int32_t rows) {
+// Certain rows have factors as well: their chunks are folded from them.
+Result<DeltaTrace*> CpuBackend::make_delta_trace(DeltaShape shape, int32_t rows, int32_t) {
   auto* trace = keep<CpuDeltaTrace>(shape, rows);
   const layout::Trace size = layout::trace(shape, rows);
   DDTREE_RETURN_IF_ERROR(allocate(&trace->inputs, size.inputs, MemoryUse::kTrace, "convolution inputs"));

@@ -304,17 +304,18 @@ Result<StatePool*> CudaBackend::make_state_pool(DeltaShape shape, int32_t slots)
   return static_cast<StatePool*>(pool);
 }
 
-Result<DeltaTrace*> CudaBackend::make_delta_trace(DeltaShape shape, int32_t rows) {
+Result<DeltaTrace*> CudaBackend::make_delta_trace(DeltaShape shape, int32_t rows, int32_t tentative) {
   auto* trace = keep<CudaDeltaTrace>(shape, rows);
   kernels::TraceStorage& t = trace->storage;
-  t.rows = rows;
-  const layout::Trace size = layout::trace(shape, rows);
+  t.rows = tentative;
+  const layout::Trace size = layout::trace(shape, rows, tentative);
   DDTREE_RETURN_IF_ERROR(allocate(&t.k, size.k, MemoryUse::kTrace, "delta-rule factors"));
   DDTREE_RETURN_IF_ERROR(allocate(&t.u, size.u, MemoryUse::kTrace, "delta-rule factors"));
   DDTREE_RETURN_IF_ERROR(allocate(&t.gate, size.gate, MemoryUse::kTrace, "delta-rule factors"));
   DDTREE_RETURN_IF_ERROR(allocate(&t.input, size.input, MemoryUse::kTrace, "convolution inputs"));
   kernels::DeltaWork& w = trace->work;
   DDTREE_RETURN_IF_ERROR(allocate(&w.q, size.q, MemoryUse::kTrace, "delta-rule queries"));
+  DDTREE_RETURN_IF_ERROR(allocate(&w.k, size.q, MemoryUse::kTrace, "delta-rule keys"));
   DDTREE_RETURN_IF_ERROR(allocate(&w.dots, size.dots, MemoryUse::kTrace, "delta-rule products"));
   DDTREE_RETURN_IF_ERROR(allocate(&w.turns, size.turns, MemoryUse::kTrace, "delta-rule turns"));
   DDTREE_RETURN_IF_ERROR(allocate(&w.tile, size.tiles, MemoryUse::kTrace, "delta-rule chunks"));

@@ -23,11 +23,12 @@ inline constexpr int kSampleSlice = 32;            // bytes of what a slice has 
 
 namespace layout {
 
-inline constexpr int64_t kAlign = 256;                        // of every allocation
-inline constexpr int64_t kPage = int64_t{2} << 20;            // what the driver hands out
-inline constexpr int64_t kResults = int64_t{4} << 20;         // op results, on the device and pinned
-inline constexpr int64_t kBlasWork = int64_t{32} << 20;       // what cuBLASLt may use for a product
-inline constexpr int64_t kAttentionWork = int64_t{64} << 20;  // 4 · 64 rows × 24 heads × 8 parts of 258 floats, and some
+inline constexpr int64_t kAlign = 256;                   // of every allocation
+inline constexpr int64_t kPage = int64_t{2} << 20;       // what the driver hands out
+inline constexpr int64_t kResults = int64_t{4} << 20;    // op results, on the device and pinned
+inline constexpr int64_t kBlasWork = int64_t{32} << 20;  // what cuBLASLt may use for a product
+inline constexpr int64_t kAttentionWork = int64_t{96}
+                                          << 20;  // 2,048 parts of a prompt's rows × 24 heads of 258 floats, and trees beside it
 
 inline int64_t padded(int64_t bytes) { return (std::max<int64_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign; }
 
@@ -46,12 +47,13 @@ inline int64_t delta_tiles(const DeltaShape& s, int64_t rows) {
   return s.key_dim == 128 && s.value_dim == 128 ? std::min<int64_t>((rows + kDeltaChunk - 1) / kDeltaChunk, kDeltaTiles) : 0;
 }
 
-// Factors of all layers, and what one layer at work has of its own (q, dots, turns, tiles).
+// Factors of a pass's tentative rows in all layers, and what one layer at work has of its own for all rows (q and again k, dots, turns,
+// tiles).
 struct Trace {
   int64_t k, u, gate, input, q, dots, turns, tiles;
 };
-inline Trace trace(const DeltaShape& s, int64_t rows) {
-  const int64_t all = rows * s.layers, keys = int64_t{s.key_heads} * s.key_dim, values = int64_t{s.value_heads} * s.value_dim;
+inline Trace trace(const DeltaShape& s, int64_t rows, int64_t tentative) {
+  const int64_t all = tentative * s.layers, keys = int64_t{s.key_heads} * s.key_dim, values = int64_t{s.value_heads} * s.value_dim;
   return {all * keys * 4,
           all * values * 4,
           all * s.value_heads * 8,

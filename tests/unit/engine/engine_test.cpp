@@ -196,6 +196,35 @@ TEST_CASE("eight streams progress together, also while a long prompt comes in by
   for (int i = 0; i < 8; ++i) CHECK(all[static_cast<size_t>(i)]->delta_sizes.size() >= 200 / 16);
 }
 
+TEST_CASE("a prompt comes in by larger chunks while nobody decodes, and trees stand before its rows") {
+  ExecutorOptions bounded = room(1000, 9);
+  bounded.max_tentative_rows = 100;
+  FakeExecutor executor(bounded);
+  executor.keep_log = true;
+  EngineOptions options = quick(SpeculationMode::kDdtree);
+  options.prefill_chunk = 16, options.lone_chunk = 64, options.budget = 20;
+  auto engine = start(executor, options);
+  std::vector<int32_t> prompt(300);
+  for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int32_t>(i % 60);
+  executor.slow_ms = 1;  // so that the second prompt comes while the first request decodes
+  auto first = std::make_shared<Collected>(), second = std::make_shared<Collected>();
+  REQUIRE(engine->submit(greedy(prompt, 400), sink_of(first)).ok());
+  while (engine->snapshot().completion_tokens == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  REQUIRE(engine->submit(greedy(prompt, 5), sink_of(second)).ok());
+  first->wait(), second->wait();
+  CHECK(first->ids == reference(prompt, 400));
+  CHECK(second->ids == reference(prompt, 5));
+  int alone = 0, beside = 0;
+  for (const Forest& f : executor.log) {
+    int prompt_rows = 0, decoding = 0;
+    for (const Segment& s : f.segments) (s.certain && s.row_count > 1 ? prompt_rows : decoding) += s.certain ? s.row_count : 1;
+    CHECK(prompt_rows <= (decoding > 0 ? 16 : 64));
+    alone += prompt_rows == 64, beside += prompt_rows == 16 && decoding > 0;
+  }
+  CHECK(alone == 4);
+  CHECK(beside >= 10);
+}
+
 TEST_CASE("prompt rows are shared, so a short prompt answers before a long one beside it") {
   FakeExecutor executor(room(1000));
   EngineOptions options = quick();

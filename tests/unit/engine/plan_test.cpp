@@ -49,8 +49,9 @@ constexpr int64_t stack(int64_t packed, int64_t q, int64_t o) { return 5120 * (4
 constexpr int64_t kRowActivations = stack(10240 + 6144 + 96, 6144, 6144) + (10240 + 5120 + 5 * 5120) * 2 +  //
                                     stack(2 * 6144 + 2048, 6144, 6144) + 5120 * (2 + 4 + 4 + 2 + 2) +       //
                                     (5 * 5120 + 2 * 5120 + 10240) * 2;
-// The delta rule's, a row of a pass and a chunk of 64 prompt rows.
-constexpr int64_t kRowFactors = 48LL * (2048 * 4 + 6144 * 4 + 48 * 8 + 10240 * 2) + 2048 * 4 + 16LL * 320 * 2 * 4 + 16 * 4 * 4;
+// The delta rule's, a tentative row of a pass, any row of it, and a chunk of 64 prompt rows.
+constexpr int64_t kTentativeFactors = 48LL * (2048 * 4 + 6144 * 4 + 48 * 8 + 10240 * 2);
+constexpr int64_t kRowFactors = 2 * 2048 * 4 + 16LL * 320 * 2 * 4 + 16 * 4 * 4;
 constexpr int64_t kChunkFactors = 48 * 82944;
 constexpr int64_t kBlockRowActivations = stack(4096 + 2048, 4096, 4096) + 5120 * 2;
 
@@ -133,9 +134,11 @@ TEST_CASE("each row of Qwen3.6-27B's plan, by hand") {
   CHECK(row(plan, "drafter_kv") == tokens * 20480);  // 5 layers × 2 × 8 heads × 128 × 2 B
   // 144 MiB of state and 2.8 MiB of convolution window a slot.
   CHECK(row(plan, "states") == 2 * (48LL * 48 * 128 * 128 * 4 + 48LL * 3 * channels * 2));
-  // Of a row, 48 layers: k̂ 16 × 128 and u 48 × 128 in float32, gates in float64, convolution inputs in BF16; of one layer: q and products
-  // with up to 320 rows of a tree, four turns a key head, and 82,944 bytes a value head for each of at most 16 chunks of 64 rows.
-  CHECK(row(plan, "factors") == 512 * kRowFactors + 8 * kChunkFactors);
+  // Of a tentative row, 48 layers: k̂ 16 × 128 and u 48 × 128 in float32, gates in float64, convolution inputs in BF16; of any row, one
+  // layer: q, k and products with up to 320 rows of a tree, four turns a key head, and 82,944 bytes a value head for each of at most 16
+  // chunks of 64 rows.
+  CHECK(plan.executor.max_tentative_rows == 512);
+  CHECK(row(plan, "factors") == 512 * (kTentativeFactors + kRowFactors) + 8 * kChunkFactors);
   CHECK(row(plan, "kv_scratch") == 512LL * (65536 + 4096) + 32LL * 2 * 8 * 128 * 2);  // target and MTP head; two blocks, one layer
   // Hidden states of the slots; squares of up to 128 rows in 128 parts, for target, MTP head and (two blocks) drafter.
   CHECK(row(plan, "activations") == 512 * kRowActivations + 2 * 5120 * 2 + 32 * kBlockRowActivations + (2 * 128 + 32) * 128LL * 4);
@@ -181,13 +184,41 @@ TEST_CASE("a tree costs its rows' factors, inputs, scratch, activations and logi
   const MemoryPlan tree = planned(footprint, r);
   const int64_t rows = tree.executor.max_rows - chain.executor.max_rows;
   REQUIRE(tree.executor.max_rows == 256 + 32 * 64);
-  const auto factors = [](int64_t n) { return n * kRowFactors + std::min<int64_t>((n + 63) / 64, 16) * kChunkFactors; };
-  CHECK(row(chain, "factors") == factors(chain.executor.max_rows));
-  CHECK(row(tree, "factors") == factors(tree.executor.max_rows));
+  const auto factors = [](const ExecutorOptions& e) {
+    return e.max_tentative_rows * kTentativeFactors + e.max_rows * kRowFactors +
+           std::min<int64_t>((e.max_rows + 63) / 64, 16) * kChunkFactors;
+  };
+  CHECK(chain.executor.max_tentative_rows == 512);
+  CHECK(tree.executor.max_tentative_rows == 32 * 64);
+  CHECK(row(chain, "factors") == factors(chain.executor));
+  CHECK(row(tree, "factors") == factors(tree.executor));
   CHECK(row(tree, "activations") - row(chain, "activations") == rows * kRowActivations);
   CHECK(row(tree, "kv_scratch") - row(chain, "kv_scratch") == rows * (65536 + 4096));
   CHECK(row(tree, "logits") - row(chain, "logits") == (32 * 64 - 512) * (248320LL * 4 + 5120 * 2));
   CHECK(row(tree, "target_kv") == row(chain, "target_kv"));
+}
+
+TEST_CASE("prompts by larger chunks take no factors, and smaller ones are a cure") {
+  const PairFootprint footprint = footprint_of("qwen3.6-27b");
+  MemoryRequest r = request_of(143771);
+  r.engine.prefill_chunk = 512;
+  r.pages = 8193;
+  const MemoryPlan small = planned(footprint, r);
+  r.engine.lone_chunk = 1024;
+  const MemoryPlan large = planned(footprint, r);
+  CHECK(large.executor.max_rows == 1024);
+  CHECK(large.executor.max_tentative_rows == small.executor.max_tentative_rows);
+  CHECK(row(large, "factors") - row(small, "factors") == 512 * kRowFactors + 8 * kChunkFactors);
+  CHECK(row(large, "activations") - row(small, "activations") == 512 * kRowActivations);
+  CHECK(row(large, "logits") == row(small, "logits"));
+  // On a card that the smaller chunk just fits.
+  r.fraction = kLargestFraction;
+  r.memory = static_cast<int64_t>(static_cast<double>(small.need) / r.fraction) + 64 * kMiB;
+  const MemoryPlan refused = planned(footprint, r);
+  REQUIRE_FALSE(refused.fits);
+  CHECK(std::any_of(refused.cures.begin(), refused.cures.end(), [](const MemoryCure& c) {
+    return c.text == "--chunked-prefill-size 512" && c.request.engine.prefill_chunk == 512 && c.request.engine.lone_chunk == 0;
+  }));
 }
 
 TEST_CASE("every --mem-fraction-static is planned, or refused with cures that plan; more is never fewer pages") {

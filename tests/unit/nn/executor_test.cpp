@@ -1,5 +1,6 @@
 // What Executor promises its caller: refusals by name, what a commit leaves and what nothing leaves, bits that no batch changes.
 #include <catch2/catch_test_macros.hpp>
+#include <catch2/matchers/catch_matchers_string.hpp>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -126,6 +127,33 @@ std::vector<float> advance(Executor* e, Sequence* s, int32_t rows, bool certain,
   REQUIRE(status.ok());
   s->context += rows;
   return logits;
+}
+
+TEST_CASE("executor: tentative rows stand before the bound that they are kept for, certain ones anywhere", "[nn]") {
+  ExecutorOptions options = small_options();
+  options.max_tentative_rows = 10;
+  Fixture bounded(options), free;
+  CHECK(bounded.executor->options().max_tentative_rows == 10);
+  CHECK(free.executor->options().max_tentative_rows == 64);
+  Sequence a = sequence(0, {1, 2, 3}, 1), b = sequence(1, {4, 5, 6}, 2);
+  for (Executor* e : {bounded.executor.get(), free.executor.get()}) e->reset_slot(0), e->reset_slot(1);
+  const auto run = [&](Executor& e, bool tentative_first, PassOutput* out) {
+    Forest f;
+    if (tentative_first) add_rows(&f, a, 7, false), add_rows(&f, b, 25, true);
+    else add_rows(&f, b, 25, true), add_rows(&f, a, 7, false);
+    Status status = e.forward(f, out);
+    if (status.ok()) status = e.commit(f, std::vector{all_rows(f, tentative_first ? 0 : 1, a, true)});
+    return status;
+  };
+  PassOutput out, other;
+  const Status refused = run(*bounded.executor, false, &out);
+  CHECK(refused.code() == Code::kInvalidArgument);
+  CHECK_THAT(refused.message(), Catch::Matchers::ContainsSubstring("segment 1: tentative rows 25 to 31, only the first 10 of a forest"));
+  REQUIRE(run(*bounded.executor, true, &out).ok());
+  REQUIRE(run(*free.executor, false, &other).ok());
+  a.context += 7;
+  // What was kept is the same, wherever the rows stood.
+  CHECK(advance(bounded.executor.get(), &a, 5, true) == advance(free.executor.get(), &(b = a), 5, true));
 }
 
 TEST_CASE("executor: a broken forest is refused by name and leaves everything as it was", "[nn]") {
@@ -269,6 +297,8 @@ TEST_CASE("executor: options that cannot work are refused by name", "[nn]") {
   refused([](ExecutorOptions* o) { o->page_size = 17; }, "page_size is 17");
   refused([](ExecutorOptions* o) { o->real_vocab = 76; }, "real_vocab is 76");
   refused([](ExecutorOptions* o) { o->max_logit_rows = 65; }, "max_logit_rows is 65");
+  refused([](ExecutorOptions* o) { o->max_tentative_rows = 65; }, "max_tentative_rows is 65");
+  refused([](ExecutorOptions* o) { o->max_tentative_rows = -1; }, "max_tentative_rows is -1");
   refused([](ExecutorOptions* o) { o->pages = 1 << 30; }, "tokens");
   ModelSpec odd = small_spec();
   odd.head_dim = 24;

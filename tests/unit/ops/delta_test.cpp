@@ -15,7 +15,7 @@ struct Mixer {
   Mixer(const cpu::Kernels* kernels, DeltaShape s, int32_t rows, uint32_t seed, int threads = 2)
       : shape(s), random(seed), backend(make_backend(kernels, false, threads)) {
     states = *backend->make_state_pool(shape, 6);
-    trace = *backend->make_delta_trace(shape, rows);
+    trace = *backend->make_delta_trace(shape, rows, rows);
     a_log = random.normals(shape.value_heads, 0.7f);
     dt_bias = random.normals(shape.value_heads);
     taps = random.normals(shape.conv_width * shape.channels(), 0.5f);
