@@ -35,36 +35,44 @@ __global__ void __launch_bounds__(kThreads)
       const float4 v = *reinterpret_cast<const float4*>(w + static_cast<int64_t>(t) * channels + c + e);
       weight[t][e] = v.x, weight[t][e + 1] = v.y, weight[t][e + 2] = v.z, weight[t][e + 3] = v.w;
     }
-  Eight taps[kWidth];
+  float taps[kWidth][kChannels];
+  const auto widen = [](const Eight& from, float(&to)[kChannels]) {
+#pragma unroll
+    for (int e = 0; e < kChannels; ++e) to[e] = to_float(from.v[e]);
+  };
+  ops::ForestSegment s{};
+  int which = -1;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int r = first + i;
     if (of[i] < 0) continue;  // no row, or one that pads the pass
-    const ops::ForestSegment s = segment[of[i]];
+    if (of[i] != which) s = segment[of[i]], which = of[i];
     if (i > 0 && up[i] == r - 1) {
 #pragma unroll
-      for (int t = 0; t + 1 < kWidth; ++t) taps[t] = taps[t + 1];
+      for (int t = 0; t + 1 < kWidth; ++t)
+#pragma unroll
+        for (int e = 0; e < kChannels; ++e) taps[t][e] = taps[t + 1][e];
     } else {
       const bf16* before = window + static_cast<int64_t>(s.slot) * (kWidth - 1) * channels + c;
       int row = up[i], behind = 0;  // behind: columns of the window already taken
 #pragma unroll
       for (int t = kWidth - 2; t >= 0; --t) {
         if (row >= 0) {
-          taps[t] = at(x + row * x_stride + c);
+          widen(at(x + row * x_stride + c), taps[t]);
           row = parent[row];
         } else {
           ++behind;
-          taps[t] = at(before + static_cast<int64_t>(kWidth - 1 - behind) * channels);
+          widen(at(before + static_cast<int64_t>(kWidth - 1 - behind) * channels), taps[t]);
         }
       }
     }
-    taps[kWidth - 1] = own[i];
+    widen(own[i], taps[kWidth - 1]);
     if (!s.certain) *reinterpret_cast<Eight*>(input + static_cast<int64_t>(r) * channels + c) = own[i];  // for the commit
     float sum[kChannels] = {};
 #pragma unroll
     for (int t = 0; t < kWidth; ++t)
 #pragma unroll
-      for (int e = 0; e < kChannels; ++e) sum[e] = fmaf(weight[t][e], to_float(taps[t].v[e]), sum[e]);
+      for (int e = 0; e < kChannels; ++e) sum[e] = fmaf(weight[t][e], taps[t][e], sum[e]);
     Eight out;
 #pragma unroll
     for (int e = 0; e < kChannels; ++e) out.v[e] = from_float<bf16>(silu(sum[e]));

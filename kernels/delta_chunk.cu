@@ -3,10 +3,12 @@
 //
 // Within a chunk of 64 rows, P the cumulated gate, S the state before it:
 //   A_ij = beta_i e^{P_i-P_j} k^_i·k^_j (j < i),  B_ij = e^{P_i-P_j} q^_i·k^_j (j <= i)
-//   (I + A) u0 = beta v,  (I + A) w = beta e^P k^                    by forward substitution, a column a thread, in float32
+//   (I + A) u0 = beta v,  (I + A) w = beta e^P k^                    by forward substitution, 16 rows at a time
 //   u = u0 - w S,  o = e^P q^ S + B u,  S <- e^{P_l} S + Σ_j e^{P_l-P_j} k^_j u_jᵀ
-// Products run on the tensor cores. q and k are BF16 times a norm, so they go as they are and their factors are applied outside; w, B, u
+// Products run on the tensor cores. q and k are BF16 times a norm, so they go as they are and their factors are applied outside; A, w, B, u
 // and S go as two BF16 parts each (17 bits; the third product, of the two remainders, is left out). S itself stays in float32 registers.
+// Of the substitution, what earlier rows add to 16 rows is products; among themselves the 16 are multiplied by their own triangle's
+// inverse, which is substituted in float32. Its entries are products of I - beta k^k^ᵀ, so none is large, whatever the keys.
 #include <algorithm>
 
 #include "kernels/common.cuh"
@@ -22,7 +24,7 @@ constexpr int kDim = 128;                                                       
 constexpr int kColumns = 32;                                                            // of the state: a block of the second kernel
 constexpr int kThreads = 256;                                                           // of both kernels
 constexpr int kPitch = kDim + 8, kSquarePitch = kRows + 8, kSlicePitch = kColumns + 8;  // BF16 elements of a row in shared memory
-constexpr int kMatrixPitch = kRows + 4;                                                 // floats
+constexpr int kBlock = 16, kBlockPitch = kBlock + 4;                                    // rows substituted together; floats
 
 // What a chunk's first kernel leaves for the second, of one value head.
 struct Tile {
@@ -71,14 +73,20 @@ __device__ __forceinline__ void split(float x, float y, uint32_t* high, uint32_t
   *high = reinterpret_cast<const uint32_t&>(h), *low = matrix::pack(x - back.x, y - back.y);
 }
 
-constexpr size_t kPrepareShared = 3 * kRows * kPitch * sizeof(bf16);
-static_assert(kRows * kMatrixPitch * sizeof(float) <= kRows * kPitch * sizeof(bf16), "A takes the place of Q");
+struct PrepareShared {  // byte offsets
+  static constexpr int q = 0, k = 2 * kRows * kSquarePitch * 2, v = k + kRows * kPitch * 2, triangles = v + kRows * kPitch * 2,
+                       total = triangles + kRows * kBlockPitch * 4;
+};
+static_assert(kRows * kPitch * 2 <= PrepareShared::k, "both parts of A take the place of Q");
 
 // A block: (chunk, value head).
 __global__ void __launch_bounds__(kThreads, 2) chunk_prepare_kernel(Chunks a) {
   extern __shared__ __align__(16) uint8_t memory[];
-  bf16 *Q = reinterpret_cast<bf16*>(memory), *K = Q + kRows * kPitch, *V = K + kRows * kPitch;
-  float* A = reinterpret_cast<float*>(memory);  // when Q has been used
+  using At = PrepareShared;
+  bf16 *Q = reinterpret_cast<bf16*>(memory + At::q), *K = reinterpret_cast<bf16*>(memory + At::k),
+       *V = reinterpret_cast<bf16*>(memory + At::v);
+  bf16 *A = Q, *A_low = A + kRows * kSquarePitch;  // -A, when Q has been used; on the diagonal the inverses of I + A's triangles
+  float* triangles = reinterpret_cast<float*>(memory + At::triangles);  // A's, of 16 rows each
   __shared__ double P[kRows];
   __shared__ float g[kRows], beta[kRows], q_scale[kRows], k_scale[kRows],
       factor[2][kRows];  // factor: of v and of k, on the right-hand side
@@ -175,37 +183,104 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_prepare_kernel(Chunks a) {
         uint32_t high, low;
         split(v[0], v[1], &high, &low);
         *reinterpret_cast<uint32_t*>(&out.b[0][i][j]) = high, *reinterpret_cast<uint32_t*>(&out.b[1][i][j]) = low;
-      } else {
-        *reinterpret_cast<float2*>(A + i * kMatrixPitch + j) = make_float2(v[0], v[1]);
+      } else if (c / 2 == i0 / kBlock) {
+        *reinterpret_cast<float2*>(triangles + i * kBlockPitch + j % kBlock) = make_float2(v[0], v[1]);
+      } else if (c / 2 < i0 / kBlock) {
+        uint32_t high, low;
+        split(-v[0], -v[1], &high, &low);
+        *reinterpret_cast<uint32_t*>(A + i * kSquarePitch + j) = high, *reinterpret_cast<uint32_t*>(A_low + i * kSquarePitch + j) = low;
       }
     }
   }
   __syncthreads();
-  // Forward substitution. Never by powers of A: those lose every digit when keys repeat.
-  const bool values = threadIdx.x < kDim;
-  const int column = threadIdx.x % kDim;
-  const bf16* right = (values ? V : K) + column;
-  const float* scale = factor[values ? 0 : 1];
-  float x[kRows];
+  if (threadIdx.x < kRows) {  // a column of an inverse a thread
+    const int first_row = threadIdx.x / kBlock * kBlock, j = threadIdx.x % kBlock;
+    float x[kBlock];
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) x[i] = 0;
+    for (int i = 0; i < kBlock; ++i) x[i] = 0;
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    if (i < n) {
+    for (int i = 0; i < kBlock; ++i) {
       float sum[4] = {};
 #pragma unroll
-      for (int j = 0; j < i; j += 4) {
-        const float4 c = *reinterpret_cast<const float4*>(A + i * kMatrixPitch + j);  // columns from i on meet x = 0
-        sum[0] = fmaf(c.x, x[j], sum[0]), sum[1] = fmaf(c.y, x[j + 1], sum[1]);
-        sum[2] = fmaf(c.z, x[j + 2], sum[2]), sum[3] = fmaf(c.w, x[j + 3], sum[3]);
+      for (int c = 0; c < i; c += 4) {
+        const float4 a4 = *reinterpret_cast<const float4*>(triangles + (first_row + i) * kBlockPitch + c);  // from i on meets x = 0
+        sum[0] = fmaf(a4.x, x[c], sum[0]), sum[1] = fmaf(a4.y, x[c + 1], sum[1]);
+        sum[2] = fmaf(a4.z, x[c + 2], sum[2]), sum[3] = fmaf(a4.w, x[c + 3], sum[3]);
       }
-      x[i] = scale[i] * to_float(right[i * kPitch]) - ((sum[0] + sum[1]) + (sum[2] + sum[3]));
-    }
-    if (values) {
-      out.u0[i][column] = x[i];
-    } else {
+      x[i] = (i == j ? 1.0f : 0.0f) - ((sum[0] + sum[1]) + (sum[2] + sum[3]));
       const bf16 high = __float2bfloat16_rn(x[i]);
-      out.w[0][i][column] = high, out.w[1][i][column] = __float2bfloat16_rn(x[i] - to_float(high));
+      A[(first_row + i) * kSquarePitch + first_row + j] = high;
+      A_low[(first_row + i) * kSquarePitch + first_row + j] = __float2bfloat16_rn(x[i] - to_float(high));
+    }
+  }
+  __syncthreads();
+  // Forward substitution. Never by powers of A: those lose every digit when keys repeat. A warp has 32 columns of v or of k, as rows of the
+  // products' results (x transposed), so that what is solved goes on as a left operand without leaving its registers.
+  const bool values = warp < 4;
+  const int column0 = warp % 4 * 32;
+  const bf16* right = (values ? V : K) + column0;
+  const float* scale = factor[values ? 0 : 1];
+  uint32_t solved[kRows / kBlock][2][4], solved_low[kRows / kBlock][2][4];  // [block of rows][16 columns]
+#pragma unroll
+  for (int block = 0; block < kRows / kBlock; ++block) {
+    float x[2][2][4];  // [16 columns][8 rows]
+    const int row = block * kBlock + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      uint32_t raw[4];
+      matrix::load4_transposed(raw, right + (block * kBlock + lane % 16) * kPitch + m * 16 + lane / 16 * 8);
+#pragma unroll
+      for (int t = 0; t < 2; ++t)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float2 one = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(raw[t + 2 * half]));
+          x[m][t][2 * half] = scale[row + 8 * t] * one.x, x[m][t][2 * half + 1] = scale[row + 8 * t + 1] * one.y;
+        }
+    }
+    uint32_t a_high[4], a_low[4];
+    const auto load = [&](int other) {  // 16 rows of A's parts as right operands
+      const int at = (block * kBlock + lane / 16 * 8 + lane % 8) * kSquarePitch + other * kBlock + lane / 8 % 2 * 8;
+      matrix::load4(a_high, A + at), matrix::load4(a_low, A_low + at);
+    };
+    const auto add = [&](float(&d)[2][4], const uint32_t(&high)[4], const uint32_t(&low)[4]) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        matrix::multiply(d[t], high, a_high[2 * t], a_high[2 * t + 1]), matrix::multiply(d[t], low, a_high[2 * t], a_high[2 * t + 1]);
+        matrix::multiply(d[t], high, a_low[2 * t], a_low[2 * t + 1]);
+      }
+    };
+#pragma unroll
+    for (int other = 0; other < block; ++other) {
+      load(other);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) add(x[m], solved[other][m], solved_low[other][m]);
+    }
+    load(block);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      uint32_t(&high)[4] = solved[block][m];
+      uint32_t(&low)[4] = solved_low[block][m];
+      const auto part = [&] {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) split(x[m][e / 2][e % 2 * 2], x[m][e / 2][e % 2 * 2 + 1], &high[e], &low[e]);
+      };
+      part();
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[m][e / 4][e % 4] = 0;
+      add(x[m], high, low);
+      part();
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {  // 8 rows by 8 columns
+        const int first_row = block * kBlock + e / 2 * 8, first_column = column0 + m * 16 + e % 2 * 8;
+        if (values) {
+          float* to = &out.u0[first_row + lane % 4 * 2][first_column + lane / 4];
+          to[0] = x[m][e / 2][e % 2 * 2], to[kDim] = x[m][e / 2][e % 2 * 2 + 1];
+        } else {
+          const int r = first_row + lane / 4, c = first_column + lane % 4 * 2;
+          *reinterpret_cast<uint32_t*>(&out.w[0][r][c]) = matrix::transpose(high[e]);
+          *reinterpret_cast<uint32_t*>(&out.w[1][r][c]) = matrix::transpose(low[e]);
+        }
+      }
     }
   }
 }
@@ -398,7 +473,7 @@ cudaError_t allow_shared() {
     const auto allow = [](auto kernel, size_t bytes) {
       return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     };
-    cudaError_t e = allow(chunk_prepare_kernel, kPrepareShared);
+    cudaError_t e = allow(chunk_prepare_kernel, PrepareShared::total);
     if (e == cudaSuccess) e = allow(chunk_scan_kernel<false>, ScanShared<false>::total);
     if (e != cudaSuccess) return e;
     // Where this is refused, the limit keeps the kernel from being chosen.
@@ -446,7 +521,7 @@ cudaError_t delta_chunks(cudaStream_t stream, const ops::DeltaRuleArgs& a, const
   cudaError_t e = allow_shared();
   for (c.from = 0; c.from < most && e == cudaSuccess; c.from += c.count) {
     c.count = std::min(work.tiles, most - c.from);
-    e = launch(chunk_prepare_kernel, dim3(c.count, s.value_heads), dim3(kThreads), kPrepareShared, stream, c);
+    e = launch(chunk_prepare_kernel, dim3(c.count, s.value_heads), dim3(kThreads), PrepareShared::total, stream, c);
     if (e != cudaSuccess) return e;
     e = launch(scan, dim3(f.segments, s.value_heads, kDim / kColumns), dim3(kThreads), scan_bytes, stream, c);
   }

@@ -38,6 +38,12 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4], 
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// An 8 × 8 matrix, two neighbours of row lane / 4 a thread, transposed.
+__device__ __forceinline__ uint32_t transpose(uint32_t v) {
+  uint32_t t;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(t) : "r"(v));
+  return t;
+}
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
   return reinterpret_cast<const uint32_t&>(v);

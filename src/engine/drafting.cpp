@@ -55,7 +55,7 @@ void Rounds::decide_drafting(std::vector<Part>& parts) {
              costs_.commit(gain + phi) + costs_.host(sequences);
     };
   };
-  const int32_t limit = static_cast<int32_t>(std::max(max_rows_ - rows, 0.0));
+  const int32_t limit = static_cast<int32_t>(std::max(std::min(max_rows_, max_tentative_rows_) - rows, 0.0));
   const double tokens = sequences + gain, plain = tokens / round(0)(0, 0);
   const auto rate = [&](const std::vector<const Outlook*>& drafting) {
     return best_rate(drafting, tokens, limit, round(static_cast<int32_t>(drafting.size())));

@@ -62,7 +62,7 @@ class Mixer {
             random_->activations(int64_t{rows} * shape.value_heads, 2)};
   }
   // Every layer: conv of random inputs, then the delta rule of `in`. Gives o of the last layer.
-  Output pass(const std::string& what, const Plan& plan, const Inputs& in) {
+  Output pass(const std::string& what, const Plan& plan, const Inputs& in, int64_t together = 1) {
     const Each<Forest> forest = plan.stage(twins_);
     const int64_t rows = plan.rows(), channels = shape.channels();
     const size_t n = twins_.count();
@@ -95,7 +95,7 @@ class Mixer {
                       .o = o.view[i]});
       });
       twins_.compare(what + ": conv", y, kConv);
-      twins_.compare(what + ": delta_rule", o, kDelta);
+      twins_.compare(what + ": delta_rule", o, kDelta, together);
     }
     plan.advance();
     return o;
@@ -169,7 +169,8 @@ class Mixer {
               Floats(static_cast<size_t>(plan.rows() * shape.value_heads), -40.0f),
               {}};
     in.b = in.a;
-    return pass("state after " + what, plan, in);
+    // A state of a single row is k^ uᵀ: all of a q's output is gone where it happens to be at right angles to k^.
+    return pass("state after " + what, plan, in, shape.key_dim + 8);
   }
 
   const DeltaShape shape;

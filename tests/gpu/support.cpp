@@ -127,7 +127,7 @@ Floats Twins::read(const std::string& what, const Output& out, size_t i) const {
   return values;
 }
 
-void Twins::compare(const std::string& what, const Output& out, double limit) const {
+void Twins::compare(const std::string& what, const Output& out, double limit, int64_t together) const {
   const Floats want = read(what, out, 0);
   for (size_t i = 1; i < count(); ++i) {
     const Floats got = read(what, out, i);
@@ -138,13 +138,19 @@ void Twins::compare(const std::string& what, const Output& out, double limit) co
     Difference all;
     double worst = -1;
     int64_t worst_row = 0;
+    std::vector<Difference> rows(static_cast<size_t>(out.rows));
     for (int64_t r = 0; r < out.rows; ++r) {
-      Difference row;
+      Difference& row = rows[static_cast<size_t>(r)];
       for (int64_t c = 0; c < out.cols; ++c) {
         const auto at = static_cast<size_t>(r * out.cols + c);
         row.add(got[at], want[at]);
       }
       all.error += row.error, all.norm += row.norm;
+    }
+    for (int64_t r = 0; r < out.rows; ++r) {
+      const int64_t first = r / together * together, last = std::min(first + together, out.rows);
+      Difference row{.error = rows[static_cast<size_t>(r)].error};
+      for (int64_t k = first; k < last; ++k) row.norm += rows[static_cast<size_t>(k)].norm / static_cast<double>(last - first);
       if (row.relative() > worst) worst = row.relative(), worst_row = r;
     }
     INFO(what << " [" << out.rows << ", " << out.cols << "] on " << at(i).name() << ": relative error " << all.relative() << " (at most "

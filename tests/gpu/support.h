@@ -80,7 +80,8 @@ class Twins {
   // Each card against the CPU: ‖got - want‖ <= limit · ‖want‖ over the tensor and, with twice the limit, over each row. `limit` says what
   // the order of float32 sums and the card's functions explain; where the card rounds to BF16 a few values near the middle between two
   // neighbours may go the other way besides, which 2^-5 / √n allows for (four values of n by a whole step). 0: the same bits.
-  void compare(const std::string& what, const Output& out, double limit) const;
+  // A row's error stands against the mean size of `together` rows: its own may happen to be next to nothing.
+  void compare(const std::string& what, const Output& out, double limit, int64_t together = 1) const;
 
  private:
   std::vector<std::unique_ptr<Backend>> backends_;
