@@ -26,34 +26,39 @@ Status Rounds::measure() {
   if (sequences < 1) return {};
   std::vector<std::vector<int32_t>> pages(static_cast<size_t>(sequences));
   for (int32_t s = 0; s < sequences; ++s) {
-    executor_.reset_slot(s);
     for (int32_t i = 0; i < pages_each; ++i) pages[static_cast<size_t>(s)].push_back(s * pages_each + i);
   }
   const auto token = [&](int32_t i) { return (i * 31 + 7) % executor_.real_vocab(); };
 
   Forest forest;
-  const auto add_chain = [&](int32_t slot, int32_t rows, int32_t from, bool certain) {
+  const auto add_chain = [&](int32_t slot, int32_t rows, int32_t from, bool certain, bool logits = false) {
     const int32_t first = static_cast<int32_t>(forest.token.size());
     for (int32_t i = 0; i < rows; ++i) {
       forest.token.push_back(token(slot * 1000 + from + i));
       forest.position.push_back(from + i);
       forest.parent.push_back(i > 0 ? first + i - 1 : -1);
-      forest.wants_logits.push_back(certain ? 0 : 1);
+      forest.wants_logits.push_back(certain && !logits ? 0 : 1);
     }
     forest.segments.push_back({first, rows, certain, slot, pages[static_cast<size_t>(slot)], from});
   };
   PassOutput output;
   std::vector<Accepted> all;
-  for (int32_t s = 0; s < sequences; ++s) {
-    add_chain(s, context, 0, true);
-    Accepted a;
-    a.segment = s;
-    for (int32_t i = 0; i < context; ++i) a.rows.push_back(s * context + i), a.next.push_back(token(s * 1000 + i + 1));
-    a.feed_drafter = executor_.drafter() != nullptr;
-    all.push_back(a);
-  }
-  DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output));
-  DDTREE_RETURN_IF_ERROR(executor_.commit(forest, all));
+  const auto commit_prefixes = [&]() -> Status {
+    forest = Forest();
+    all.clear();
+    for (int32_t s = 0; s < sequences; ++s) {
+      executor_.reset_slot(s);
+      add_chain(s, context, 0, true);
+      Accepted a;
+      a.segment = s;
+      for (int32_t i = 0; i < context; ++i) a.rows.push_back(s * context + i), a.next.push_back(token(s * 1000 + i + 1));
+      a.feed_drafter = executor_.drafter() != nullptr;
+      all.push_back(a);
+    }
+    DDTREE_RETURN_IF_ERROR(executor_.forward(forest, &output));
+    return executor_.commit(forest, all);
+  };
+  DDTREE_RETURN_IF_ERROR(commit_prefixes());
 
   // The median of a few: running averages go on from here, and they are means of passes on a machine that does other things too.
   const int32_t warm = executor_.warm_up_runs();
@@ -111,20 +116,23 @@ Status Rounds::measure() {
     costs_.set_context_slope((ms[1] - ms[0]) / (static_cast<double>(probe_rows) * (far - context)));
   }
 
-  // As many rows, of one sequence and of several.
-  int32_t spread = 1;
-  while (spread < 16 && 2 * spread <= sequences) spread *= 2;
-  if (spread > 1 && logit_rows >= 16 && !out_of_time(kHardLimit)) {
-    double ms[2];
-    for (int i = 0; i < 2; ++i) {
+  // As many rows: one sequence's chain, and a plain step of several, whose states are read and written.
+  const int32_t spread = std::min({sequences, 16, logit_rows});
+  if (spread > 1 && !out_of_time(kHardLimit)) {
+    forest = Forest();
+    add_chain(0, spread, context, false);
+    const auto chain = median_of(4, [&] { return executor_.forward(forest, &output); });
+    if (!chain) return chain.status();
+    int32_t at = context;  // each step is another position: certain rows stay
+    const auto step = median_of(4, [&] {
       forest = Forest();
-      const int32_t count = i == 0 ? 1 : spread;
-      for (int32_t s = 0; s < count; ++s) add_chain(s, 16 / count, context, false);
-      const auto median = median_of(4, [&] { return executor_.forward(forest, &output); });
-      if (!median) return median.status();
-      ms[i] = *median;
-    }
-    costs_.set_sequence_slope((ms[1] - ms[0]) / (spread - 1));
+      for (int32_t s = 0; s < spread; ++s) add_chain(s, 1, at, true, true);
+      ++at;
+      return executor_.forward(forest, &output);
+    });
+    if (!step) return step.status();
+    DDTREE_RETURN_IF_ERROR(commit_prefixes());
+    costs_.set_sequence_slope((*step - *chain) / (spread - 1));
   }
 
   CostCurve& verify = costs_.verify_curve();
