@@ -42,7 +42,7 @@ class FakeExecutor final : public Executor {
   int slow_ms = 0;
   // What things cost, in virtual milliseconds, and the clock that goes by them.
   std::function<double(int32_t rows)> forward_ms = [](int32_t) { return 0.0; };
-  double sequence_ms = 0;  // each further sequence of a pass
+  double sequence_ms = 0;                                                           // each further sequence of a pass
   std::function<int32_t(int32_t rows)> padded = [](int32_t rows) { return rows; };  // what padded_rows() says; forward_ms knows by itself
   double draft_call_ms = 0, draft_ms = 0, commit_row_ms = 0, feed_row_ms = 0;       // of a draft, and of each query in it
   std::chrono::steady_clock::time_point time{};
