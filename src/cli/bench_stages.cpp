@@ -323,6 +323,7 @@ Status bench_stages(const ServiceOptions& service, const StageOptions& o, Json* 
   options.max_rows = std::max(chunk, widest * most);
   options.max_logit_rows = options.max_tentative_rows = widest * most;
   options.threads = service.threads;
+  options.tp_size = service.tp_size;
   options.graphs = !service.no_graphs;
   const auto load_begin = Clock::now();
   auto made = service.cuda_device < 0 ? make_cpu_executor(*pair, options) : make_cuda_executor(*pair, options, service.cuda_device);

@@ -3,10 +3,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <utility>
+#include <vector>
 
 #include "cli/command.h"
 #include "cli/local_engine.h"
@@ -24,11 +27,14 @@ constexpr const char* kHelp =
     "only the headers are read. A plan that does not fit is shown with what it needs and the changes with which it fits.\n\n"
     "  --gpu-memory SIZE   of the card, as nvidia-smi shows it: 143771MiB, 96GiB, 80GB; or a6000, rtx-pro-6000, h100, h200.\n"
     "                      Default: with --device cuda the card of this machine, otherwise this machine's memory for the CPU engine\n"
-    "  --json              one object on standard output, the same that a run's history holds\n\n"
+    "  --tp-size N,…       the plan of each of N ranks that share the target, on cards of their own; several numbers: side by side.\n"
+    "                      Of this machine's memory for the CPU engine, where ranks are in one process, each has an equal part\n"
+    "  --json              one object on standard output, the same that a run's history holds; for several --tp-size: an array of them\n\n"
     "Flags that count: --context-length --max-running-requests --max-total-tokens --kv-pages --page-size --mem-fraction-static\n"
     "--chunked-prefill-size --speculative-algorithm --speculative-ddtree-budget --speculative-num-steps --threads --device\n"
     "(ddtree serve --help).\n\n"
-    "Exit codes: 0 it fits; 71 it does not (the table is printed all the same); 64 flags; 65 model files; 69 no card to ask.\n";
+    "Exit codes: 0 it fits, of several at least one; 71 it does not (the table is printed all the same); 64 flags; 65 model files; 69 no "
+    "card to ask.\n";
 
 struct Card {
   const char* name;
@@ -52,23 +58,95 @@ Result<int64_t> card_bytes(const std::string& text) {
   return static_cast<int64_t>(bytes) / kMiB * kMiB;
 }
 
-Result<PairFootprint> footprint_of(const ServiceOptions& o, ops::DeviceKind kind, std::string* name) {
+Result<PairFootprint> read_footprint(const ServiceOptions& o, ops::DeviceKind kind, std::string* name) {
   if (!o.model_config.empty()) {
     const auto specs = read_pair_specs(o.model_config, o.draft_config);
     if (!specs) return specs.status();
     *name = specs->name;
-    return PairFootprint::of(*specs, kind, o.threads);
+    return footprint_of(*specs, o, kind);
   }
   const std::string path = o.model_path.empty() ? std::string(kEmbeddedPair) : o.model_path;
   const auto pair = load_pair(path, o.draft_path.empty() ? std::nullopt : std::optional<std::string>(o.draft_path));
   if (!pair) return pair.status();
   *name = pair->name;
-  return PairFootprint::of(*pair, kind, o.threads);
+  return footprint_of(*pair, o, kind);
+}
+
+// "1,2,4": rank counts.
+Status read_ranks(const std::string& value, std::vector<int32_t>* out) {
+  out->clear();
+  for (size_t at = 0; at <= value.size();) {
+    const size_t end = std::min(value.find(',', at), value.size());
+    int32_t n = 0;
+    const auto [p, ec] = std::from_chars(value.data() + at, value.data() + end, n);
+    if (ec != std::errc() || p != value.data() + end || n < 1 || n > kMostRanks)
+      return {Code::kUsage, fmt::format("--tp-size {}: must be numbers of ranks from 1 to {}, as in 2 or 1,2,4,8", value, kMostRanks)};
+    out->push_back(n);
+    at = end + 1;
+  }
+  return {};
+}
+
+struct Planned {
+  PlanDevice device;
+  std::string name;
+  EngineOptions engine;
+  MemoryPlan plan;
+};
+
+Result<Planned> plan_of(const ServiceOptions& options, int64_t card_memory) {
+  Planned out;
+  const bool ranks = options.tp_size > 1;
+  out.device = {ops::DeviceKind::kCuda, card_memory, -1, ranks ? "a rank's card" : "the card"};
+  if (card_memory == 0) {
+    const auto found = plan_device(options);
+    if (!found) {
+      const char* const cure = options.cuda_device >= 0 ? "; --gpu-memory SIZE plans for a card that is not here" : "";
+      return {found.status().code(), found.status().message() + cure};
+    }
+    out.device = *found;
+  }
+  const auto footprint = read_footprint(options, out.device.kind, &out.name);
+  if (!footprint) return footprint.status();
+  out.engine = options.engine;
+  DDTREE_RETURN_IF_ERROR(settle_mode(options, footprint->drafter(), footprint->has_mtp(), out.name, &out.engine));
+  auto planned = plan_memory(*footprint, memory_request(options, out.engine, out.device));
+  if (!planned) return planned.status();
+  out.plan = std::move(*planned);
+  return out;
+}
+
+// One column a number of ranks; rows by name, in the order of the last plan: more ranks have all that fewer have.
+void print_side_by_side(const std::vector<Planned>& all) {
+  const auto line = [&](const std::string& label, const std::function<std::string(const MemoryPlan&)>& cell) {
+    std::string text = fmt::format("{:<26}", label);
+    for (const Planned& p : all) text += fmt::format(" {:>12}", cell(p.plan));
+    fmt::print("{}\n", text);
+  };
+  fmt::print("{}, {}, on {} of {} MiB; MiB that each rank takes\n\n", all[0].name, mode_name(all[0].engine.mode), all[0].device.name,
+             with_commas(all[0].device.memory / kMiB));
+  line("ranks", [](const MemoryPlan& p) { return fmt::format("{}", p.ranks); });
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (auto p = all.rbegin(); p != all.rend(); ++p)
+    for (const PlanRow& row : p->plan.rows)
+      if (std::none_of(rows.begin(), rows.end(), [&](const auto& r) { return r.first == row.name; }))
+        rows.emplace_back(row.name, row.label);
+  for (const auto& [name, label] : rows)
+    line(label, [&](const MemoryPlan& p) {
+      for (const PlanRow& row : p.rows)
+        if (row.name == name) return mib_text(row.bytes);
+      return std::string("-");
+    });
+  line("sum", [](const MemoryPlan& p) { return mib_text(p.need); });
+  line("may be used", [](const MemoryPlan& p) { return mib_text(p.limit); });
+  line("tokens in KV pages", [](const MemoryPlan& p) { return with_commas(p.kv_tokens()); });
+  line("", [](const MemoryPlan& p) { return std::string(p.fits ? "fits" : "does not fit"); });
 }
 
 int plan(int argc, char** argv) {
   bool json = false, dummy = false, format = false;
   int64_t memory = 0;
+  std::vector<int32_t> ranks = {1};
   // serve's parser wants to hear that the shapes' weights are no checkpoint's; here that goes without saying.
   std::vector<char*> arguments(argv, argv + argc);
   std::string flag = "--load-format=dummy";
@@ -78,7 +156,12 @@ int plan(int argc, char** argv) {
     format |= word == "--load-format" || word.starts_with("--load-format=");
   }
   if (dummy && !format) arguments.push_back(flag.data());
+  // Not serve's: a plan needs no such cards, nor a build that can use them.
+  const auto take_ranks = [&](const std::string& value) { return read_ranks(value, &ranks); };
   const std::vector<OwnFlag> own = {{"--json", false, [&](const std::string&) { return json = true, Status(); }},
+                                    {"--tp-size", true, take_ranks},
+                                    {"--tp", true, take_ranks},
+                                    {"--tensor-parallel-size", true, take_ranks},
                                     {"--gpu-memory", true, [&](const std::string& value) {
                                        const auto bytes = card_bytes(value);
                                        if (bytes) memory = *bytes;
@@ -89,34 +172,30 @@ int plan(int argc, char** argv) {
   if (split->help) return std::fputs(kHelp, stdout), 0;
   if (!split->words.empty())
     return fail("plan", {Code::kUsage, fmt::format("'{}' belongs to no flag; ddtree plan --help lists them", split->words.front())});
-  const ServiceOptions& options = split->config.service;
+  ServiceOptions& options = split->config.service;
 
-  PlanDevice device{ops::DeviceKind::kCuda, memory, -1, "the card"};
-  if (memory == 0) {
-    const auto found = plan_device(options);
-    if (!found) {
-      const char* const cure = options.cuda_device >= 0 ? "; --gpu-memory SIZE plans for a card that is not here" : "";
-      return fail("plan", {found.status().code(), found.status().message() + cure});
-    }
-    device = *found;
+  std::vector<Planned> all;
+  for (const int32_t n : ranks) {
+    options.tp_size = n;
+    auto planned = plan_of(options, memory);
+    if (!planned) return fail("plan", planned.status());
+    all.push_back(std::move(*planned));
   }
-  std::string name;
-  const auto footprint = footprint_of(options, device.kind, &name);
-  if (!footprint) return fail("plan", footprint.status());
-  EngineOptions engine = options.engine;
-  if (const Status s = settle_mode(options, footprint->drafter(), footprint->has_mtp(), name, &engine); !s.ok()) return fail("plan", s);
-  const auto planned = plan_memory(*footprint, memory_request(options, engine, device));
-  if (!planned) return fail("plan", planned.status());
   if (json) {
-    fmt::print("{}\n", plan_json(*planned));
+    std::string text;
+    for (const Planned& p : all) text += (text.empty() ? "" : ",\n ") + plan_json(p.plan);
+    fmt::print("{}\n", all.size() == 1 ? text : "[" + text + "]");
+  } else if (all.size() > 1) {
+    print_side_by_side(all);
   } else {
-    fmt::print("{}, {}, on {} of {} MiB\n\n", name, mode_name(engine.mode), device.name, with_commas(device.memory / kMiB));
-    for (const std::string& line : plan_table(*planned)) fmt::print("{}\n", line);
+    fmt::print("{}, {}, on {} of {} MiB\n\n", all[0].name, mode_name(all[0].engine.mode), all[0].device.name,
+               with_commas(all[0].device.memory / kMiB));
+    for (const std::string& line : plan_table(all[0].plan)) fmt::print("{}\n", line);
   }
-  if (planned->fits) return 0;
+  if (std::any_of(all.begin(), all.end(), [](const Planned& p) { return p.plan.fits; })) return 0;
   std::fflush(stdout);
-  const Status why = refusal(*planned);
-  return fail("plan", {why.code(), name + " " + why.message()});
+  const Status why = refusal(all.back().plan);
+  return fail("plan", {why.code(), all.back().name + " " + why.message()});
 }
 
 }  // namespace

@@ -351,6 +351,7 @@ void EngineImpl::count(const PassReport& r) {
   state_.failed_drafts += r.failed_drafts;
   if (!r.nan_message.empty()) state_.nan_message = r.nan_message;
   if (!r.lost.ok()) ++state_.lost_passes, state_.lost_code = r.lost.code(), state_.lost_message = r.lost.message();
+  if (!r.lost.ok()) state_.gone = executor_.lost().message();
   if (r.timed) ++state_.timed_passes, state_.pass_ms += r.pass_ms, state_.promised_ms += r.promised_ms;
   MinuteRates::Bucket& b = rates_.now(Clock::now());
   // A pass that clients share with a smoke test counts with its whole time: they waited for it.

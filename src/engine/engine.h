@@ -55,6 +55,7 @@ struct EngineSnapshot {  // for /metrics and the dashboard. Counters and rates a
   int64_t failed_drafts = 0;   // drafter passes that failed
   Code lost_code = Code::kOk;  // of the last lost pass
   std::string nan_message, lost_message;
+  std::string gone;                                         // why no pass can succeed any more (Executor::lost); empty: none knows
   std::array<int64_t, 4> draft_rounds{}, draft_accepted{};  // [SpeculationMode] rounds that drafted, and what they accepted; clients' only
   // Drafting and verifying in passes without prompt rows: what they took, and what the costs measured at start promised. 0: not measured.
   double pass_ms = 0, promised_ms = 0;

@@ -73,6 +73,7 @@ std::optional<int32_t> largest(int32_t low, int32_t high, const std::function<bo
 Result<MemoryPlan> plan_once(const PairFootprint& footprint, const MemoryRequest& request) {
   MemoryPlan plan;
   plan.request = request;
+  plan.ranks = footprint.ranks();
   plan.limit = limit_of(request);
   int32_t pages = request.pages;
   if (pages == 0) {

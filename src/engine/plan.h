@@ -48,6 +48,7 @@ struct MemoryPlan {
   int64_t need = 0;               // their sum
   int64_t limit = 0;              // fraction · memory
   int64_t pinned = 0;             // host memory that the device reads
+  int32_t ranks = 1;              // it is the plan of each of so many
   bool fits = false;              // need <= limit
   std::vector<MemoryCure> cures;  // where it does not: what would, the least change first. Never empty
 

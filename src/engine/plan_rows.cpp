@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "engine/plan.h"
+#include "model/shard.h"
 #include "ops/cuda/layout.h"
 
 namespace ddtree {
@@ -21,6 +22,8 @@ constexpr int64_t kUsuallyTaken = 1280 * kMiB;
 // For what comes after the plan: kernels loaded on first use, their local memory, graphs, events. On the CPU: the process itself, its
 // tokenizer, connections and history.
 constexpr int64_t kRuntime = 256 * kMiB;
+// What a library for collectives keeps for its channels on each card, an estimate.
+constexpr int64_t kCollectives = 256 * kMiB;
 
 std::string per(int64_t count, const char* what, int64_t bytes) {
   const double each = count > 0 ? static_cast<double>(bytes) / static_cast<double>(count) : 0;
@@ -70,14 +73,18 @@ std::vector<PlanRow> plan_rows(const PairFootprint& footprint, const MemoryReque
         measured ? "taken before loading, other processes included" : "an estimate; serve measures it");
   }
   const int64_t embedding = of(MemoryOwner::kEmbedding, MemoryUse::kWeights);
-  add("embedding_weights", "embedding", embedding, fmt::format("{} × {}", with_commas(s.vocab_size), with_commas(s.hidden_size)));
+  // The last rank's, which no other has more than.
+  const int32_t ranks = footprint.ranks();
+  const int64_t vocab = share_rows(s.vocab_size, ranks, ranks - 1).count;
+  const std::string part = ranks > 1 ? fmt::format(", 1 of {} parts", ranks) : "", whole = ranks > 1 ? ", whole on every rank" : "";
+  add("embedding_weights", "embedding", embedding, fmt::format("{} × {}{}", with_commas(vocab), with_commas(s.hidden_size), part));
   const int64_t full = std::count(s.layers.begin(), s.layers.end(), LayerKind::kFullAttention);
   add("target_weights", "target's layers", of(MemoryOwner::kTarget, MemoryUse::kWeights),
-      fmt::format("{} gated-delta + {} full", s.num_layers() - full, full));
-  add("head_weights", "LM head", of(MemoryOwner::kHead, MemoryUse::kWeights), "untied");
-  add("mtp_weights", "MTP head", of(MemoryOwner::kMtp, MemoryUse::kWeights), "one layer");
+      fmt::format("{} gated-delta + {} full{}", s.num_layers() - full, full, part));
+  add("head_weights", "LM head", of(MemoryOwner::kHead, MemoryUse::kWeights), "untied" + part);
+  add("mtp_weights", "MTP head", of(MemoryOwner::kMtp, MemoryUse::kWeights), "one layer" + part);
   add("drafter_weights", "drafter", of(MemoryOwner::kDrafter, MemoryUse::kWeights),
-      d ? fmt::format("{} layers, {} taps", d->layers.size(), d->taps.size()) : "");
+      d ? fmt::format("{} layers, {} taps{}", d->layers.size(), d->taps.size(), whole) : "");
 
   const auto kv = [&](const char* name, const char* label, MemoryOwner owner) {
     const int64_t bytes = of(owner, MemoryUse::kKvPages);
@@ -96,12 +103,13 @@ std::vector<PlanRow> plan_rows(const PairFootprint& footprint, const MemoryReque
   const int64_t logits = of(MemoryOwner::kHead, MemoryUse::kActivations);
   add("activations", "activations", ledger.of_use(MemoryUse::kActivations) - logits,
       per(e.max_rows, "row", ledger.of_use(MemoryUse::kActivations) - logits));
-  const int64_t logit_row = s.vocab_size * 4 + s.hidden_size * (cuda ? 2 : 4);
+  const int64_t logit_row = vocab * 4 + s.hidden_size * (cuda ? 2 : 4);
   add("logits", "logits", logits, per(logits / logit_row, "row", logits));
   add("tables", "rotary tables", ledger.of_use(MemoryUse::kTables),
       fmt::format("{} tokens of context", with_commas(request.engine.context_length)));
   add("staging", "staging and results", ledger.of_use(MemoryUse::kStaging), "page tables and rows on their way to the device");
   add("workspace", "workspaces", ledger.of_use(MemoryUse::kWorkspace), cuda ? "attention, ranking of logits" : "of every thread");
+  if (cuda && ranks > 1) add("collectives", "collectives", kCollectives, "an estimate: this build has none between cards yet");
   // One block is taken for all of it, and the driver hands out whole pages.
   const int64_t page = cuda ? ops::cuda::layout::kPage : 4096;
   const int64_t rounding = (page - ledger.total() % page) % page;
@@ -123,6 +131,8 @@ std::vector<std::string> plan_table(const MemoryPlan& plan) {
   line("sum", plan.need, fmt::format("{} may be used: {} of {}", mib_text(plan.limit), fraction_text(r.fraction), r.device_name));
   line(plan.left() >= 0 ? "left" : "short of", std::abs(plan.left()), fmt::format("of {}", mib_text(r.memory)));
   if (plan.pinned > 0) line("pinned host memory", plan.pinned, "beside it");
+  if (plan.ranks > 1)
+    out.push_back(fmt::format("each of {} ranks takes this; pages and slots are of the same sequences on all", plan.ranks));
   out.push_back(fmt::format("{} sequences at once, {} tokens each; {} KV pages of {} hold {} tokens", r.engine.max_running,
                             with_commas(r.engine.context_length), with_commas(plan.executor.pages), plan.executor.page_size,
                             with_commas(plan.kv_tokens())));

@@ -19,7 +19,8 @@ Rung shallowest(FaultKind kind) {
   switch (kind) {
     case FaultKind::kPassFailed:
     case FaultKind::kDeviceLost: return Rung::kRestart;  // no mode runs on a lost device
-    case FaultKind::kStuckRound: return Rung::kExit;     // a thread inside a pass cannot be joined, so the engine cannot be restarted
+    case FaultKind::kRankLost:
+    case FaultKind::kStuckRound: return Rung::kExit;  // a thread inside a pass cannot be joined, so the engine cannot be restarted
     default: return Rung::kReset;
   }
 }
@@ -32,6 +33,7 @@ const char* fault_name(FaultKind kind) {
     case FaultKind::kPassFailed: return "pass-failed";
     case FaultKind::kOutOfMemory: return "out-of-memory";
     case FaultKind::kDeviceLost: return "device-lost";
+    case FaultKind::kRankLost: return "rank-lost";
     case FaultKind::kWrongText: return "wrong-text";
     case FaultKind::kAcceptance: return "acceptance";
     case FaultKind::kSpeed: return "speed";

@@ -20,6 +20,7 @@ enum class FaultKind : uint8_t {
   kWrongText,    // degenerate text that the target does not stand by
   kAcceptance,   // drafts are no longer accepted, the canary's neither
   kSpeed,        // passes take many times what was measured
+  kRankLost,     // a rank of several failed, hangs or disagrees
   kStuckRound,   // requests run and no pass ends
   kCanary,       // the known request is answered otherwise than at the start
 };

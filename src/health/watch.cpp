@@ -46,7 +46,9 @@ std::vector<Finding> Watch::observe(double now, const EngineSnapshot& s) {
   if (const int64_t n = s.nan_faults - last_.nan_faults; n > 0)
     found.push_back(
         {FaultKind::kNanLogits, fmt::format("{} request{} ended by logits that are not finite: {}", n, n > 1 ? "s" : "", s.nan_message)});
-  if (s.lost_passes > last_.lost_passes) {
+  if (!s.gone.empty()) {
+    if (last_.gone.empty()) found.push_back({FaultKind::kRankLost, s.gone});
+  } else if (s.lost_passes > last_.lost_passes) {
     const FaultKind kind = s.lost_code == Code::kUnavailable  ? FaultKind::kDeviceLost
                            : s.lost_code == Code::kDoesNotFit ? FaultKind::kOutOfMemory
                                                               : FaultKind::kPassFailed;

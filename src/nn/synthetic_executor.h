@@ -31,6 +31,7 @@ class SyntheticExecutor final : public Executor {
   const ExecutorOptions& options() const override { return inner_->options(); }
   int32_t real_vocab() const override { return inner_->real_vocab(); }
   float near_tie() const override { return inner_->near_tie(); }
+  Status lost() const override { return inner_->lost(); }
   int32_t padded_rows(int32_t rows) const override { return inner_->padded_rows(rows); }
   void reset_slot(int32_t slot) override;
   Status forward(const Forest& forest, PassOutput* output) override;

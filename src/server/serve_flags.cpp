@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "server/help_text.h"
 #include "server/serve_flags_compat.h"
 
 namespace ddtree {
@@ -34,7 +35,8 @@ struct Pending {
   std::string algorithm;
   int num_steps = 0, draft_tokens = 0, block_size = 0, eagle_topk = 0;
   std::string load_format;
-  bool budget_given = false, chunk_given = false, help = false;
+  bool budget_given = false, chunk_given = false, help = false, on_cpu = false;
+  std::string ranks_flag;  // as given
 };
 
 Status integer(const Given& g, int64_t low, int64_t high, int64_t* out) {
@@ -207,7 +209,8 @@ Status take_load_format(const Given& g, ServeConfig&, Pending& p) {
   return {};
 }
 
-Status take_device(const Given& g, ServeConfig& c, Pending&) {
+Status take_device(const Given& g, ServeConfig& c, Pending& p) {
+  p.on_cpu = g.value == "cpu";
   if (g.value == "cpu" || g.value == "auto") return c.service.cuda_device = -1, Status();
   if (g.value == "cuda") return c.service.cuda_device = 0, Status();
   if (g.value.starts_with("cuda:") && g.value.size() > 5 && g.value.size() < 8 &&
@@ -216,6 +219,23 @@ Status take_device(const Given& g, ServeConfig& c, Pending&) {
     return {};
   }
   return g.wrong("must be cpu, cuda or cuda:N with a card's number");
+}
+
+Status take_ranks(const Given& g, ServeConfig& c, Pending& p) {
+  int64_t n = 0;
+  if (!integer(g, 1, kMostRanks, &n).ok()) return g.wrong(fmt::format("must be a number of ranks, at least 1, at most {}", kMostRanks));
+  c.service.tp_size = static_cast<int32_t>(n);
+  p.ranks_flag = g.flag;
+  return {};
+}
+
+// Ranks on the CPU help nobody who has cards: only who says --device cpu gets them.
+Status refuse_ranks(const ServeConfig& c, const Pending& p) {
+  if (c.service.tp_size == 1 || (p.on_cpu && c.service.cuda_device < 0)) return {};
+  return {Code::kUsage,
+          fmt::format("{} {} is not built for CUDA cards: this build has no collectives between them. Leave it out (or give 1) and "
+                      "serve a model that fits one card; --device cpu runs the ranks in this process, for tests",
+                      p.ranks_flag, c.service.tp_size)};
 }
 
 Status take_page_size(const Given& g, ServeConfig& c, Pending&) {
@@ -359,6 +379,11 @@ const std::vector<Flag>& own_flags() {
        take_fraction},
       {{"--kv-pages"}, "Capacity", "N", "--max-total-tokens in pages", whole(1, INT32_MAX, &C::service, &ServiceOptions::pages)},
       {{"--device"}, "Capacity", "cpu|cuda[:N]", "where the engine runs (default: cpu)", take_device},
+      {{"--tp-size", "--tp", "--tensor-parallel-size"},
+       "Capacity",
+       "N",
+       "ranks that share the target's weights; with --device cpu only, in this process, for tests (ddtree plan: any device; default: 1)",
+       take_ranks},
       {{"--disable-cuda-graph"}, "Capacity", "", "launch kernels one by one; same answers", on(&C::service, &ServiceOptions::no_graphs)},
       {{"--load-format"},
        "Model",
@@ -519,6 +544,7 @@ const ExtraFlag* find_extra(const std::string& name) {
 // Settles what several flags say together.
 Status settle(ServeConfig& c, const Pending& p) {
   EngineOptions& e = c.service.engine;
+  DDTREE_RETURN_IF_ERROR(refuse_ranks(c, p));
   if (!p.chunk_given && c.service.cuda_device >= 0) e.prefill_chunk = kCudaChunk, e.lone_chunk = kLoneChunk;
   std::string algorithm = p.algorithm;
   if (algorithm == "EAGLE") {
@@ -724,6 +750,12 @@ FlagJudgement judge_serve_flags(const std::vector<std::string>& args) {
     (void)take_flag(args, {command, none}, i, c, pending, verdict);  // the verdict holds the trouble
     out.flags.push_back(std::move(verdict));
   }
+  // One flag's fault, though it takes others to know it: it may be left out by itself.
+  if (const Status refused = refuse_ranks(c, pending); !refused.ok()) {
+    for (FlagVerdict& verdict : out.flags)
+      if (verdict.name == pending.ranks_flag) verdict.kind = FlagVerdict::kRefused, verdict.reason = refused.message();
+    c.service.tp_size = 1;
+  }
   const size_t notes = c.notes.size();
   if (Status settled = settle(c, pending); !settled.ok()) out.together = settled.message();
   // What settle() remarks begins with the flag that it is about.
@@ -741,58 +773,14 @@ std::string serve_help() {
   std::string out =
       "usage: ddtree serve [flags]\n\nServes a Qwen3.5-family model over the OpenAI API, with draft trees. Without flags: the embedded "
       "pair on 127.0.0.1:30000.\n";
-  // Each group once, wherever its flags stand in the table.
-  std::vector<const Flag*> shown;
-  for (const Flag& f : own_flags()) shown.push_back(&f);
-  std::vector<std::string_view> groups;
-  const auto place = [&](const Flag* f) { return std::find(groups.begin(), groups.end(), f->group) - groups.begin(); };
-  for (const Flag* f : shown)
-    if (place(f) == static_cast<std::ptrdiff_t>(groups.size())) groups.push_back(f->group);
-  std::stable_sort(shown.begin(), shown.end(), [&](const Flag* a, const Flag* b) { return place(a) < place(b); });
-  std::string_view group;
-  for (const Flag* each : shown) {
-    const Flag& f = *each;
-    if (group != f.group) {
-      group = f.group;
-      out += fmt::format("\n{}\n", group);
-    }
-    const std::string left = fmt::format("  {} {}", fmt::join(f.names, ", "), f.value);
-    // Help is wrapped at 100 columns, beside the names.
-    std::string line = left.size() < 38 ? left + std::string(38 - left.size(), ' ') : left + "\n" + std::string(38, ' ');
-    size_t column = 38;
-    std::string word;
-    for (const char* p = f.help;; ++p) {
-      if (*p && *p != ' ') {
-        word += *p;
-        continue;
-      }
-      if (column + word.size() > 108) {
-        while (line.back() == ' ') line.pop_back();
-        line += "\n" + std::string(38, ' ');
-        column = 38;
-      }
-      line += word + " ";
-      column += word.size() + 1;
-      word.clear();
-      if (!*p) break;
-    }
-    while (!line.empty() && line.back() == ' ') line.pop_back();
-    out += line + "\n";
-  }
+  std::vector<HelpEntry> entries;
+  for (const Flag& f : own_flags()) entries.push_back({f.group, fmt::format("  {} {}", fmt::join(f.names, ", "), f.value), f.help});
+  out += help_by_group(std::move(entries));
   for (const ExtraFlag& f : extra_flags()) out += fmt::format("\n  {} {}\n      {}\n", f.name, f.value, f.help);
   out += "\nOther flags of SGLang's launch_server are accepted, with a line that says what happens instead, or refused, with what works:\n";
-  std::string line = " ";
-  for (const std::string& name : compat_flag_names()) {
-    if (line.size() + name.size() > 108) {
-      out += line + "\n";
-      line = " ";
-    }
-    line += " " + name;
-  }
-  out += line +
-         "\n\nExit codes: 0 asked to stop; 64 flags; 65 model files; 69 address, device or library missing; 70 engine fault or failed "
-         "smoke test;\n"
-         "71 does not fit in memory; 75 would work later.\n";
+  out += help_names(compat_flag_names()) +
+         "\nExit codes: 0 asked to stop; 64 flags; 65 model files; 69 address, device or library missing; 70 engine fault or failed "
+         "smoke test;\n71 does not fit in memory; 75 would work later.\n";
   return out;
 }
 

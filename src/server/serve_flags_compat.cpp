@@ -152,7 +152,6 @@ const std::vector<F>& table() {
       {{"--base-gpu-id"}, kValue, false, {"0"}, "this build runs on the CPU", kCountOrNone},
       {{"--enable-spec-v2"}, kSwitch, false, {}, "there is one implementation of speculation"},
       // Not built, and the answer or the capacity would not be what was asked for.
-      {{"--tp-size", "--tp", "--tensor-parallel-size"}, kValue, true, {"1"}, kOneDevice, kCount},
       {{"--dp-size", "--dp", "--data-parallel-size"}, kValue, true, {"1"}, "start one ddtree a copy, on ports of their own", kCount},
       {{"--pp-size", "--pp", "--pipeline-parallel-size"}, kValue, true, {"1"}, kOneDevice, kCount},
       {{"--ep-size", "--ep", "--expert-parallel-size"}, kValue, true, {"1"}, "dense models of the family work", kCount},

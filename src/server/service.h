@@ -28,6 +28,8 @@ class Store;          // store/store.h
 class Tokenizer;
 class Watcher;  // server/watcher.h
 
+inline constexpr int32_t kMostRanks = 64;
+
 struct ServiceOptions {
   std::string model_path;                  // empty: the embedded pair
   std::string draft_path;                  // empty: none (the embedded pair brings its own)
@@ -40,6 +42,7 @@ struct ServiceOptions {
   double mem_fraction = 0;            // of the device's memory that all this server takes may come to; 0: kDefaultFraction
   int threads = 0;                    // 0: all cores
   int cuda_device = -1;               // -1: the CPU engine
+  int32_t tp_size = 1;                // ranks that share the target; more than 1 on the CPU only, in this process
   bool no_graphs = false;             // passes are launched kernel by kernel, not recorded as CUDA graphs
   std::string reasoning_parser;       // "": by the template; "none": off
   std::string tool_parser;            // "": qwen3_coder; "none": off

@@ -89,6 +89,9 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
                   : load_pair(path, options.draft_path.empty() ? std::nullopt : std::optional<std::string>(options.draft_path));
   if (!pair) return pair.status();
   log::info("{}: {}", pair->name, describe(*pair));
+  if (options.tp_size > 1)
+    log::info("tensor parallel: {} ranks in this process share the CPU's {} threads, the drafter whole on each: for tests, not for speed",
+              options.tp_size, threads_of_rank(options.threads, 1));
   phases.progress(Phase::kWeights, 0, "reading the tokenizer");
 
   auto parts = std::make_shared<Parts>();
@@ -112,7 +115,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   EngineOptions engine = options.engine;
   DDTREE_RETURN_IF_ERROR(settle_mode(options, pair->drafter ? &pair->drafter->spec : nullptr, pair->has_mtp(), pair->name, &engine));
   engine.eos_ids = pair->defaults.eos_ids;
-  auto footprint = PairFootprint::of(*pair, device->kind, options.threads);
+  auto footprint = footprint_of(*pair, options, device->kind);
   if (!footprint) return footprint.status();
   auto planned = plan_memory(*footprint, memory_request(options, engine, *device));
   if (!planned) return planned.status();
@@ -124,6 +127,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   phases.progress(Phase::kWeights, 0, "taking memory: " + plan_sentence(*plan));
   ExecutorOptions executor = plan->executor;
   executor.threads = options.threads;
+  executor.tp_size = options.tp_size;
   executor.graphs = !options.no_graphs;
   executor.real_vocab = parts->tokenizer->id_count();
   executor.loading.progress = [&phases, told = 0.0](const ops::LoadProgress& p) mutable {
@@ -154,6 +158,7 @@ Result<std::shared_ptr<const Serving>> load_serving(const ServiceOptions& option
   info.path = options.model_config.empty() && names_embedded_pair(path) ? "embedded:tiny" : pair->location;
   info.architecture = pair->spec.architecture;
   info.backend = options.cuda_device < 0 ? "cpu" : fmt::format("cuda:{}", options.cuda_device);
+  if (options.tp_size > 1) info.backend += fmt::format(", {} ranks in one process", options.tp_size);
   info.created = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   info.context_length = parts->engine->options().context_length;
   info.vocab_size = pair->spec.vocab_size;

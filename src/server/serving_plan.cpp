@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/host_memory.h"
+#include "nn/cpu_executor.h"
 #include "nn/cuda_executor.h"
 #include "server/json.h"
 
@@ -16,6 +17,8 @@ Result<PlanDevice> plan_device(const ServiceOptions& options) {
     device.memory = host_memory_bytes();
     device.name = "this machine";
     if (device.memory <= 0) return Status(Code::kUnavailable, "the system does not say how much memory it has");
+    if (options.tp_size > 1)
+      device.memory /= options.tp_size, device.name = fmt::format("this machine, for each of {} ranks", options.tp_size);
     return device;
   }
   const auto card = card_memory(options.cuda_device);
@@ -27,6 +30,24 @@ Result<PlanDevice> plan_device(const ServiceOptions& options) {
   device.taken = (card->total - card->free + kStep - 1) / kStep * kStep;
   device.name = card->name;
   return device;
+}
+
+namespace {
+template <class T>
+Result<PairFootprint> footprint_of_either(const T& pair, const ServiceOptions& o, ops::DeviceKind kind) {
+  const bool shared = kind == ops::DeviceKind::kCpu && o.tp_size > 1;
+  auto out = PairFootprint::of(pair, kind, shared ? threads_of_rank(o.threads, o.tp_size) : o.threads, o.tp_size);
+  if (!out.ok() && out.status().code() == Code::kUsage)
+    return Status(Code::kUsage, fmt::format("--tp-size {}: {}", o.tp_size, out.status().message()));
+  return out;
+}
+}  // namespace
+
+Result<PairFootprint> footprint_of(const LoadedPair& pair, const ServiceOptions& options, ops::DeviceKind kind) {
+  return footprint_of_either(pair, options, kind);
+}
+Result<PairFootprint> footprint_of(const PairSpecs& specs, const ServiceOptions& options, ops::DeviceKind kind) {
+  return footprint_of_either(specs, options, kind);
 }
 
 Status settle_mode(const ServiceOptions& options, const DrafterSpec* drafter, bool has_mtp, const std::string& model,
@@ -68,6 +89,7 @@ std::string plan_json(const MemoryPlan& plan) {
     rows.push_back(Json{{"name", row.name}, {"label", row.label}, {"mib", mib(row.bytes)}, {"detail", row.detail}});
   Json out{{"fits", plan.fits},
            {"device", plan.request.device_name},
+           {"tp_size", plan.ranks},
            {"memory_mib", mib(plan.request.memory)},
            {"mem_fraction", plan.request.fraction},
            {"limit_mib", mib(plan.limit)},

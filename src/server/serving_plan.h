@@ -13,8 +13,13 @@ struct PlanDevice {
   int64_t memory = 0, taken = -1;  // MemoryRequest's
   std::string name;
 };
-// --device's: this machine's memory, or what a card's driver says. Errors are card_memory()'s.
+// --device's: this machine's memory (with --tp-size its equal part for each rank, which are all in this process), or what a card's driver
+// says. Errors are card_memory()'s.
 Result<PlanDevice> plan_device(const ServiceOptions& options);
+
+// What the pair takes of the device, of each rank where there are several. kUsage: they cannot share it.
+Result<PairFootprint> footprint_of(const LoadedPair& pair, const ServiceOptions& options, ops::DeviceKind kind);
+Result<PairFootprint> footprint_of(const PairSpecs& specs, const ServiceOptions& options, ops::DeviceKind kind);
 
 // The mode where the command line gives none, and whether the pair can do what it gives. `model`: its name, for the message.
 Status settle_mode(const ServiceOptions& options, const DrafterSpec* drafter, bool has_mtp, const std::string& model,

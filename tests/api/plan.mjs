@@ -45,6 +45,29 @@ test('what does not fit is 71 with the table, and every change it names fits', (
   assert.match(never.stderr, /a card with at least [\d,]+ MiB fits/);
 });
 
+test('--tp-size: the plan of each rank, side by side for several, without a card', () => {
+  const at = ['--gpu-memory', 'a6000', '--context-length', '16384', '--max-running-requests', '2'];
+  const sizes = JSON.parse(plan(...big, ...at, '--tp-size', '1,2,4,8', '--json').stdout);
+  assert.deepEqual(sizes.map((p) => p.tp_size), [1, 2, 4, 8]);
+  assert.deepEqual(sizes.map((p) => p.fits), [false, true, true, true]);
+  const mib = (p, name) => p.rows.find((row) => row.name === name).mib;
+  for (const p of sizes) {
+    assert.ok(Math.abs(mib(p, 'head_weights') - mib(sizes[0], 'head_weights') / p.tp_size) < 1);
+    assert.equal(mib(p, 'drafter_weights'), mib(sizes[0], 'drafter_weights'));
+    assert.deepEqual(p, JSON.parse(plan(...big, ...at, '--tp', `${p.tp_size}`, '--json').stdout));
+  }
+  const table = plan(...big, ...at, '--tp-size', '1,2,4,8');
+  assert.equal(table.status, 0, table.stderr);
+  assert.match(table.stdout, /^ranks +1 +2 +4 +8$/m);
+  assert.match(table.stdout, /does not fit +fits +fits +fits$/m);
+  assert.match(plan(...big, ...at, '--tp-size', '2').stdout, /each of 2 ranks/);
+  assert.equal(plan(...big, ...at, '--tp-size', '1').status, 71);
+  const three = plan(...big, ...at, '--tp-size', '3');
+  assert.equal(three.status, 64);
+  assert.match(three.stderr, /--tp-size 3: .*num_key_value_heads 4.*1, 2, 4 and 8 can/);
+  assert.match(plan(...big, ...at, '--tp-size', '2,x').stderr, /--tp-size 2,x: must be numbers of ranks/);
+});
+
 test('wrong flags are 64, wrong models 65', () => {
   assert.match(plan(...big, '--gpu-memory', '80').stderr, /--gpu-memory 80: must be a size with its unit/);
   assert.match(plan(...big, '--gpu-memry', '80GB').stderr, /did you mean --gpu-memory\?/);

@@ -238,7 +238,10 @@ test('exit codes: flags 64, model files 65, a port in use 69', async () => {
   assert.match(unknown.stderr, /did you mean --model-path\?/);
   const tp = run('--tp-size', '2');
   assert.equal(tp.status, 64);
-  assert.match(tp.stderr, /--tp-size 2/);
+  assert.match(tp.stderr, /--tp-size 2 is not built for CUDA cards/);
+  const eight = run('--tp-size', '8', '--device', 'cpu', '--port', '0');
+  assert.equal(eight.status, 64);
+  assert.match(eight.stderr, /--tp-size 8: .*num_attention_heads 4 does not divide by it; 1, 2 and 4 can/);
   assert.equal(run('--help').status, 0);
   const folder = mkdtempSync(join(tmpdir(), 'ddtree-exit-'));
   const db = join(folder, 'h.db');

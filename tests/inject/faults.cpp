@@ -41,6 +41,7 @@ class FaultyExecutor final : public Executor {
   const ExecutorOptions& options() const override { return inner_->options(); }
   int32_t real_vocab() const override { return inner_->real_vocab(); }
   float near_tie() const override { return inner_->near_tie(); }
+  Status lost() const override { return inner_->lost(); }
   void reset_slot(int32_t slot) override { inner_->reset_slot(slot); }
 
   Status forward(const Forest& forest, PassOutput* output) override {

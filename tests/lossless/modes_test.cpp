@@ -8,6 +8,7 @@
 
 #include "support/collect.h"
 #include "support/random_request.h"
+#include "support/samples.h"
 #include "support/tiny.h"
 
 using namespace ddtree;
@@ -22,48 +23,6 @@ EngineOptions options_with(bool seed_chain = false, bool shadow = false) {
   o.seed_chain = seed_chain;
   o.shadow_linear = shadow;
   return o;
-}
-
-struct Sample {
-  Request request;
-  std::shared_ptr<Collected> plain, got;
-  std::string what;
-};
-
-// Submits all in the given mode choice and waits.
-template <class Choose>
-void run(Engine& engine, std::vector<Sample>& samples, bool plain, Choose&& choose) {
-  for (Sample& s : samples) {
-    Request r = s.request;
-    choose(r, s);
-    auto c = std::make_shared<Collected>();
-    (plain ? s.plain : s.got) = c;
-    const auto id = engine.submit(r, sink_of(c));
-    REQUIRE(id.ok());
-  }
-  for (Sample& s : samples) (plain ? s.plain : s.got)->wait();
-}
-
-int ties = 0, compared = 0;
-
-void compare(const Sample& s) {
-  INFO(s.what);
-  const Collected &a = *s.plain, &b = *s.got;
-  ++compared;
-  size_t n = 0;
-  while (n < a.ids.size() && n < b.ids.size() && a.ids[n] == b.ids[n]) ++n;
-  if (n == a.ids.size() && n == b.ids.size()) {
-    CHECK(a.text == b.text);
-    CHECK(a.last.finish == b.last.finish);
-    CHECK(a.last.stop_string == b.last.stop_string);
-    return;
-  }
-  ++ties;
-  // Both runs must have recorded the tie, at or before the first difference.
-  CHECK(a.last.stats.first_near_tie >= 0);
-  CHECK(a.last.stats.first_near_tie <= static_cast<int32_t>(n));
-  CHECK(b.last.stats.first_near_tie >= 0);
-  CHECK(b.last.stats.first_near_tie <= static_cast<int32_t>(n));
 }
 
 // Requests of every kind: greedy and sampled, penalties, stops, lengths.

@@ -103,6 +103,49 @@ MemoryPlan check_no_dead_zone(const PairFootprint& footprint, const PairFootprin
 
 }  // namespace
 
+TEST_CASE("Qwen3.6-27B on 1, 2, 4 and 8 ranks: every row of one rank, by hand") {
+  const auto specs = read_pair_specs("qwen3.6-27b");
+  REQUIRE(specs.ok());
+  MemoryRequest r = request_of(143771);
+  r.engine.context_length = 32768;
+  r.engine.max_running = 3;
+  const MemoryPlan one = planned(footprint_of("qwen3.6-27b"), r);
+  CHECK(one.ranks == 1);
+  CHECK(row(one, "collectives") == 0);
+  const auto near = [](int64_t a, int64_t b) { return std::abs(a - b) < kMiB; };  // 256-byte steps of many small allocations
+  for (const int32_t ranks : {2, 4, 8}) {
+    INFO(ranks << " ranks");
+    auto footprint = PairFootprint::of(*specs, ops::DeviceKind::kCuda, 2, ranks);
+    REQUIRE(footprint.ok());
+    const MemoryPlan plan = planned(*footprint, r);
+    CHECK(plan.ranks == ranks);
+    CHECK(plan.fits);
+    CHECK(near(row(plan, "embedding_weights"), row(one, "embedding_weights") / ranks));
+    CHECK(near(row(plan, "head_weights"), row(one, "head_weights") / ranks));
+    CHECK(row(plan, "drafter_weights") == row(one, "drafter_weights"));
+    // A gated-delta layer: q, k and v (10,240 rows), z (6,144), a and b (48 each), the output projection, gate, up and down; a full one: q
+    // with its gates (12,288), k and v (1,024 each, of which eight ranks have a whole head of 256 each), the output projection, the MLP.
+    const int64_t mlp = 3LL * 17408 / ranks * 5120, kv = std::max<int64_t>(4 / ranks, 1) * 256;
+    const int64_t delta = (10240 + 6144 + 96 + 6144) / ranks * 5120LL + mlp, full = ((12288 + 6144) / ranks + 2 * kv) * 5120LL + mlp;
+    const int64_t small = 48LL * (10240 / ranks * 4 * 4 + 2 * 48 / ranks * 4 + 128 * 4) + 64LL * 2 * 5120 * 4 + 16 * 2 * 256 * 4 + 5120 * 4;
+    CHECK(near(row(plan, "target_weights"), (48 * delta + 16 * full) * 2 + small));
+    CHECK(near(row(plan, "mtp_weights"), (full + 2LL * 5120 * 5120 / ranks) * 2 + 5 * 5120 * 4));
+    // K/V of a token: 16 layers, K and V, this rank's heads of 256, BF16.
+    CHECK(row(plan, "target_kv") == plan.kv_tokens() * 16 * 2 * kv * 2);
+    CHECK(near(row(plan, "states"), row(one, "states") / ranks));
+    CHECK(row(plan, "collectives") > 0);
+    CHECK(plan.kv_tokens() == one.kv_tokens());
+  }
+  CHECK(PairFootprint::of(*specs, ops::DeviceKind::kCuda, 2, 3).status().code() == Code::kUsage);
+  // BF16 on 48 GB cards: what users run with two of them fits, and does not on one.
+  MemoryRequest small = request_of(49140);
+  small.engine.context_length = 16384, small.engine.max_running = 2;
+  CHECK_FALSE(planned(footprint_of("qwen3.6-27b"), small).fits);
+  auto two = PairFootprint::of(*specs, ops::DeviceKind::kCuda, 2, 2);
+  REQUIRE(two.ok());
+  CHECK(planned(*two, small).fits);
+}
+
 TEST_CASE("each row of Qwen3.6-27B's plan, by hand") {
   // Hidden 5120, intermediate 17408, 48 gated-delta and 16 full layers; 24 and 4 heads of 256; 16 key and 48 value heads of 128. Drafter: 5
   // layers, 32 and 8 heads of 128, intermediate 17408, 5 taps, block 16.

@@ -67,6 +67,8 @@ TEST_CASE("some kinds begin further down, some never lead to a restart") {
   CHECK(down(lost, FaultKind::kDeviceLost, 10) == "restart");
   CHECK(down(pass, FaultKind::kPassFailed, 10) == "restart");
   CHECK(down(stuck, FaultKind::kStuckRound, 10) == "exit");
+  Ladder rank = ladder(SpeculationMode::kDdtree);
+  CHECK(down(rank, FaultKind::kRankLost, 10) == "exit");  // another engine in this process would wait for the same thread
   Ladder slow = ladder(SpeculationMode::kDdtree), drafts = ladder(SpeculationMode::kDdtree);
   std::string last;
   for (int i = 1; i < 20; ++i)

@@ -67,6 +67,18 @@ TEST_CASE("a stuck round is seen after its time, once, and no idle or slowly mov
   CHECK(b.watch.still_seconds(b.now) == 0);
 }
 
+TEST_CASE("a rank that is lost is one finding, whatever passes fail after it") {
+  Bench b;
+  b.look(1);
+  for (int i = 0; i < 3; ++i) {
+    ++b.s.lost_passes, b.s.lost_code = Code::kEngineFault, b.s.lost_message = b.s.gone = "rank 1 of 2: its card is gone";
+    b.look(1);
+  }
+  REQUIRE(b.found.size() == 1);
+  CHECK(b.found[0].kind == FaultKind::kRankLost);
+  CHECK_THAT(b.found[0].reason, ContainsSubstring("rank 1 of 2"));
+}
+
 TEST_CASE("faults that the engine counts become findings of their kind") {
   Bench b;
   b.s.nan_faults = 3, b.s.nan_message = "row 5";

@@ -254,7 +254,12 @@ TEST_CASE("values of flags that mean nothing here are checked all the same") {
   CHECK_THAT(refused("--dtype int3"), ContainsSubstring("bfloat16, float16, float32, half or float"));
   CHECK_THAT(refused("--cuda-graph-bs 1 2 x"), ContainsSubstring("each"));
   CHECK_THAT(refused("--tp-size 0"), ContainsSubstring("at least 1"));
-  CHECK_THAT(refused("--tp-size 2"), ContainsSubstring("not built"));
+  CHECK_THAT(refused("--tp-size 2"), ContainsSubstring("not built") && ContainsSubstring("--device cpu"));
+  CHECK_THAT(refused("--device cuda --tp-size 2"), ContainsSubstring("no collectives"));
+  CHECK_THAT(refused("--tensor-parallel-size 65 --device cpu"), ContainsSubstring("at most 64"));
+  CHECK(good("--tp-size 2 --device cpu").service.tp_size == 2);  // whichever comes first
+  CHECK(good("--device cpu --tp 4").service.tp_size == 4);
+  CHECK(good("--tp-size 1 --device cuda").service.tp_size == 1);
   for (const char* type : {"bfloat16", "float16", "float32", "half", "float"}) {
     const ServeConfig c = good(std::string("--dtype ") + type);
     REQUIRE(c.notes.size() == 1);
