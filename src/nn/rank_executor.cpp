@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -26,15 +27,23 @@ int64_t steps_of(double seconds) { return static_cast<int64_t>(seconds / std::ch
 
 // What a job reads is its own: the caller's may be gone before a rank that hangs wakes up.
 struct HeldForest {
-  explicit HeldForest(const Forest& f) : forest(f) {
+  // choices: whether its rows' rules are read. They are forward()'s only.
+  HeldForest(const Forest& f, bool choices) : forest(f) {
     for (const Segment& s : forest.segments) pages.insert(pages.end(), s.pages.begin(), s.pages.end());
     size_t at = 0;
     for (Segment& s : forest.segments) s.pages = std::span<const int32_t>(pages).subspan(at, s.pages.size()), at += s.pages.size();
+    for (Segment& s : forest.segments) {
+      if (!choices) s.choice = {};
+      if (s.choice.history) s.choice.history = &histories.emplace_back(*s.choice.history);
+      s.choice.banned = banned.emplace_back(s.choice.banned.begin(), s.choice.banned.end());
+    }
   }
   HeldForest(const HeldForest&) = delete;
   HeldForest& operator=(const HeldForest&) = delete;
   Forest forest;
   std::vector<int32_t> pages;
+  std::deque<ops::TokenHistory> histories;
+  std::deque<std::vector<int32_t>> banned;
 };
 
 struct HeldQueries {
@@ -274,6 +283,7 @@ const DrafterSpec* RankExecutor::drafter() const { return rank(0).drafter(); }
 bool RankExecutor::has_mtp() const { return rank(0).has_mtp(); }
 int32_t RankExecutor::real_vocab() const { return rank(0).real_vocab(); }
 float RankExecutor::near_tie() const { return rank(0).near_tie(); }
+int32_t RankExecutor::padded_rows(int32_t rows) const { return rank(0).padded_rows(rows); }
 
 void RankExecutor::reset_slot(int32_t slot) {
   (void)run("reset_slot", [slot](Rank& r) {  // what goes wrong is lost()'s to say, and the next call's
@@ -283,7 +293,7 @@ void RankExecutor::reset_slot(int32_t slot) {
 }
 
 Status RankExecutor::forward(const Forest& forest, PassOutput* output) {
-  const auto held = std::make_shared<HeldForest>(forest);
+  const auto held = std::make_shared<HeldForest>(forest, true);
   Status status = run("forward", [held](Rank& r) {
     const Status s = r.executor->forward(held->forest, &r.output);
     if (s.ok()) mix(&r.digest, r.output.chosen);
@@ -305,7 +315,7 @@ Result<const float*> RankExecutor::row_logits(const PassOutput&, int32_t logits_
 }
 
 Status RankExecutor::commit(const Forest& forest, std::span<const Accepted> accepted) {
-  const auto held = std::make_shared<HeldForest>(forest);
+  const auto held = std::make_shared<HeldForest>(forest, false);
   const auto kept = std::make_shared<std::vector<Accepted>>(accepted.begin(), accepted.end());
   DDTREE_RETURN_IF_ERROR(run("commit", [held, kept](Rank& r) {
     for (const Accepted& a : *kept) {

@@ -50,6 +50,7 @@ class RankExecutor final : public Executor {
   int32_t real_vocab() const override;
   Status lost() const override { return lost_; }
   float near_tie() const override;
+  int32_t padded_rows(int32_t rows) const override;
 
   void reset_slot(int32_t slot) override;
   Status forward(const Forest& forest, PassOutput* output) override;
