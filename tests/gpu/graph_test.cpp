@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <catch2/catch_test_macros.hpp>
 #include <cstring>
+#include <deque>
 #include <random>
 #include <set>
 
@@ -160,6 +161,9 @@ class Rounds {
   }
 
  private:
+  static constexpr int32_t kBanned[] = {0, 3, 17};
+  std::deque<ops::TokenHistory> histories_;  // of the round's choices
+
   int32_t below(int32_t n) { return static_cast<int32_t>(random_() % static_cast<uint32_t>(n)); }
   int32_t token() { return below(vocab_); }
   int32_t place(const Sequence& s, int32_t position) const {
@@ -183,6 +187,8 @@ class Rounds {
       if (s.alive && (all || below(4) != 0)) in.push_back(&s);
     if (in.empty()) return;
     draft(in);
+    const bool sampled = below(2) == 0;
+    histories_.clear();
     const int32_t limit = 1 << below(8);  // rows of one tree
     Forest f;
     for (Sequence* s : in) {
@@ -196,11 +202,26 @@ class Rounds {
         f.token.push_back(token());
         f.wants_logits.push_back(!prompts || i + 1 == rows || !certain);
       }
-      f.segments.push_back({first, rows, certain, s->slot, s->pages, s->context});
+      f.segments.push_back({first, rows, certain, s->slot, s->pages, s->context, sampled && below(4) != 0 ? choice(*s) : Choice()});
       if (prompt) s->pending -= rows;
     }
     forward(f);
     commit(f, in);
+  }
+
+  Choice choice(const Sequence& s) {
+    Choice c;
+    c.params = {.temperature = static_cast<float>(below(4)) / 2, .seed = random_()};
+    if (below(2) == 0) c.params.top_k = 1 + below(30);
+    if (below(2) == 0) c.params.top_p = 0.9f;
+    if (below(3) == 0) {
+      ops::TokenHistory& h = histories_.emplace_back();
+      for (int32_t n = below(30); n > 0; --n) h.prompt.insert(token()), ++h.generated[token()];
+      c.params.presence_penalty = 1.5f, c.params.repetition_penalty = 1.1f;
+      c.history = &h, c.history_end = s.context + 1;
+    }
+    if (below(3) == 0) c.banned = kBanned, c.banned_end = s.context + below(4);
+    return c;
   }
 
   void forward(const Forest& f) {
