@@ -296,6 +296,22 @@ test('device-lost: 500, the engine is restarted while /readyz is 503; lost for g
   await server.stop();
 });
 
+test('a rank that is lost: requests fail with its name, and exit 70 at once, without a restart', async () => {
+  const server = await Server.start({ program: faultyBinary, args: [...hurry, '--tp-size', '2', '--device', 'cpu', '--inject', 'rank-lost:after=12'] });
+  try {
+    const r = await server.chat(long);
+    assert.equal(r.status, 500, r.text);
+    assert.match(r.body.error.message, /rank 1 of 2: gone/);
+    assert.deepEqual(await server.exited, { code: 70, signal: null }, server.log.slice(-2000));
+    assert.doesNotMatch(server.log, /restart/);
+    await afterwards(server, async (again) => {
+      assert.ok((await again.get('/admin/api/runs')).body.runs.some((run) => run.exit_code === 70 && /rank 1 of 2/.test(run.end_reason)));
+    });
+  } finally {
+    await server.stop();
+  }
+});
+
 test('an engine that was restarted leaves nothing of itself in memory', async () => {
   await withServer(['device-lost:after=100,for=1,every=1200'], ['--ladder-proof', '0.5', '--context-length', '1024'], async (s) => {
     const resident = () => Number(readFileSync(`/proc/${s.child.pid}/statm`, 'utf8').split(' ')[1]) * 4096 / (1 << 20);

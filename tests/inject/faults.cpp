@@ -24,6 +24,7 @@ constexpr Name kNames[] = {{"nan-logits", Kind::kNanLogits},
                            {"slow-round", Kind::kSlowRound},
                            {"drafter-garbage", Kind::kDrafterGarbage},
                            {"device-lost", Kind::kDeviceLost},
+                           {"rank-lost", Kind::kRankLost},
                            {"oom", Kind::kOom},
                            {"store-full", Kind::kStoreFull},
                            {"store-locked", Kind::kStoreLocked}};
@@ -41,7 +42,9 @@ class FaultyExecutor final : public Executor {
   const ExecutorOptions& options() const override { return inner_->options(); }
   int32_t real_vocab() const override { return inner_->real_vocab(); }
   float near_tie() const override { return inner_->near_tie(); }
-  Status lost() const override { return inner_->lost(); }
+  Status lost() const override {
+    return faults_.on(Kind::kRankLost) ? Status(Code::kEngineFault, "rank 1 of 2: gone (injected)") : inner_->lost();
+  }
   void reset_slot(int32_t slot) override { inner_->reset_slot(slot); }
 
   Status forward(const Forest& forest, PassOutput* output) override {
@@ -95,7 +98,7 @@ class FaultyExecutor final : public Executor {
 
  private:
   Status gone() const {
-    return faults_.on(Kind::kDeviceLost) ? Status(Code::kUnavailable, "injected: the device is lost (Xid 79)") : Status();
+    return faults_.on(Kind::kDeviceLost) ? Status(Code::kUnavailable, "injected: the device is lost (Xid 79)") : lost();
   }
 
   // The fixed token at every decoding row; prompts (several certain rows) are as they are, so that a text that is scored shows the fault.

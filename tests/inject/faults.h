@@ -22,6 +22,7 @@ enum class Kind : uint8_t {
   kSlowRound,       // passes take `ms` longer
   kDrafterGarbage,  // drafts are random tokens
   kDeviceLost,      // every call fails
+  kRankLost,        // the same, for good, as where one rank of several is gone
   kOom,             // passes find no memory
   kStoreFull,       // commits of the history fail as on a full disk
   kStoreLocked,     // another connection holds the history's write lock
