@@ -46,6 +46,7 @@ TEST_CASE("device memory beside the plan's rows is at most 256 MiB") {
     MemoryRequest request;
     request.engine.mode = c.mode, request.engine.budget = c.budget, request.engine.max_running = c.batch;
     request.engine.context_length = 8192;
+    request.engine.prefill_chunk = 512, request.engine.lone_chunk = 1024;  // as serve has them on a card
     request.memory = before.total;
     request.taken = before.total - before.free;
     const auto footprint = PairFootprint::of(*pair, ops::DeviceKind::kCuda);
