@@ -174,6 +174,59 @@ __global__ void __launch_bounds__(kSliceThreads)
   });
 }
 
+// The two best alone, without exponentials and without a reduction a candidate: what greedy rows cost.
+struct Pair {
+  Best first{-INFINITY, INT32_MAX}, second{-INFINITY, INT32_MAX};
+};
+// Of two sets without a common member.
+__device__ __forceinline__ Pair joined(Pair a, Pair b) {
+  const bool behind = before(b.first.value, b.first.id, a.first.value, a.first.id);
+  return behind ? Pair{b.first, better(a.first, b.second)} : Pair{a.first, better(a.second, b.first)};
+}
+template <int kLanes>
+__device__ __forceinline__ Pair lanes_joined(Pair p) {
+#pragma unroll
+  for (int o = kLanes / 2; o > 0; o >>= 1)
+    p = joined(p, {{__shfl_xor_sync(0xffffffffu, p.first.value, o), __shfl_xor_sync(0xffffffffu, p.first.id, o)},
+                   {__shfl_xor_sync(0xffffffffu, p.second.value, o), __shfl_xor_sync(0xffffffffu, p.second.id, o)}});
+  return p;
+}
+
+__global__ void __launch_bounds__(kSliceThreads)
+    two_kernel(const float* logits, int64_t stride, int64_t real, Best* best, SliceResult* result) {
+  __shared__ Pair shared[kSliceThreads / 32];
+  pdl_begin();
+  const float* row = logits + blockIdx.y * stride;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kSlice;
+  float value[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int64_t at = first + i * kSliceThreads + threadIdx.x;
+    value[i] = at < real ? row[at] : -FLT_MAX;
+  }
+  Pair mine;
+  bool bad = false;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    const int64_t at = first + i * kSliceThreads + threadIdx.x;
+    if (at >= real) continue;
+    bad |= !isfinite(value[i]);
+    mine = joined(mine, {{value[i], static_cast<int>(at)}, {-INFINITY, INT32_MAX}});
+  }
+  const int any_bad = __syncthreads_or(bad);
+  mine = lanes_joined<32>(mine);
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  constexpr int kWarps = kSliceThreads / 32;
+  mine = threadIdx.x < kWarps ? shared[threadIdx.x] : Pair{};
+  mine = lanes_joined<kWarps>(mine);
+  if (threadIdx.x != 0) return;
+  const int64_t out = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
+  best[2 * out] = mine.first, best[2 * out + 1] = mine.second;
+  result[out] = {mine.first.value, any_bad, 0};
+}
+
 // kPer candidates a thread: slices · top_k <= kPer · kSliceThreads.
 template <int kPer>
 __global__ void __launch_bounds__(kSliceThreads) join_kernel(const Best* best, const SliceResult* result, int slices, int top_k,
@@ -221,8 +274,11 @@ cudaError_t best_of_rows(cudaStream_t stream, const ops::Tensor& logits, int64_t
   if (top_k > kMostFast || slices * top_k > 16 * kSliceThreads) return cudaErrorNotSupported;
   auto* result = static_cast<SliceResult*>(work);
   auto* best = reinterpret_cast<Best*>(result + static_cast<int64_t>(rows) * slices);
-  cudaError_t e = launch(slice_kernel, dim3(slices, rows), dim3(kSliceThreads), 0, stream, as_f32(logits), logits.stride, real_vocab, top_k,
-                         log_probs, best, result);
+  const dim3 grid(slices, rows), block(kSliceThreads);
+  const cudaError_t e =
+      top_k == 2 && !log_probs
+          ? launch(two_kernel, grid, block, 0, stream, as_f32(logits), logits.stride, real_vocab, best, result)
+          : launch(slice_kernel, grid, block, 0, stream, as_f32(logits), logits.stride, real_vocab, top_k, log_probs, best, result);
   if (e != cudaSuccess) return e;
   const auto join = [&]<int kPer>() {
     return launch(join_kernel<kPer>, dim3(rows), dim3(kSliceThreads), 0, stream, best, result, slices, top_k, log_probs, token, score, bad);
