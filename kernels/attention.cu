@@ -50,69 +50,79 @@ __device__ __forceinline__ void store_values(bf16* to, bool aligned, const bf16 
   for (int i = 0; i < kPer; ++i) to[i] = v[i];
 }
 
-// Norms (w · x / rms) and rotates one head; the lane has dimensions lane · kPer …, and meets the other half of its pairs in `buffer`.
+// Norms (w · x / rms) and rotates one head; the lane has dimensions lane · kPer ….
 template <int kPer>
-__device__ __forceinline__ void norm_rotate(bf16 (&v)[kPer], const float* w, float eps, int rotary, const float* cos, const float* sin,
-                                            float* buffer, int lane) {
-  const int first = lane * kPer, half = rotary / 2;
+struct NormRotate {
   alignas(16) float weight[kPer];
-  float x[kPer], c[kPer], s[kPer], sum = 0;
-  // Loads that depend on nothing, under way at once.
-  if constexpr (kPer % 4 == 0) {
+  float c[kPer], s[kPer];
+
+  // Constants alone: under way before the kernel before this one has finished. cos, sin: of the row's position.
+  __device__ __forceinline__ void fetch(const float* w, int rotary, const float* cos, const float* sin, int lane) {
+    const int first = lane * kPer, half = rotary / 2;
+    if constexpr (kPer % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < kPer; i += 4) *reinterpret_cast<float4*>(weight + i) = *reinterpret_cast<const float4*>(w + first + i);
-  } else {
+      for (int i = 0; i < kPer; i += 4) *reinterpret_cast<float4*>(weight + i) = *reinterpret_cast<const float4*>(w + first + i);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) weight[i] = w[first + i];
-  }
-  if (first < rotary) {
+      for (int i = 0; i < kPer; ++i) weight[i] = w[first + i];
+    }
+    if (first >= rotary) return;
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int d = first + i, pair = d < half ? d : d - half;
       c[i] = d < rotary ? cos[pair] : 1.0f, s[i] = d < rotary ? sin[pair] : 0.0f;
     }
   }
+  // The lane meets the other half of its pairs in `buffer`.
+  __device__ __forceinline__ void apply(bf16 (&v)[kPer], float eps, int rotary, float* buffer, int lane) const {
+    const int first = lane * kPer, half = rotary / 2;
+    float x[kPer], sum = 0;
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) x[i] = to_float(v[i]), sum += x[i] * x[i];
-  const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(32 * kPer) + eps);
+    for (int i = 0; i < kPer; ++i) x[i] = to_float(v[i]), sum += x[i] * x[i];
+    const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(32 * kPer) + eps);
 #pragma unroll
-  for (int i = 0; i < kPer; ++i) x[i] = weight[i] * (x[i] * scale);
-  if (first < rotary) {
+    for (int i = 0; i < kPer; ++i) x[i] = weight[i] * (x[i] * scale);
+    if (first < rotary) {
 #pragma unroll
-    for (int i = 0; i < kPer; ++i) buffer[first + i] = x[i];
+      for (int i = 0; i < kPer; ++i) buffer[first + i] = x[i];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int d = first + i;
+      if (d < half) x[i] = x[i] * c[i] - buffer[d + half] * s[i];
+      else if (d < rotary) x[i] = x[i] * c[i] + buffer[d - half] * s[i];
+      v[i] = from_float<bf16>(x[i]);
+    }
   }
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < kPer; ++i) {
-    const int d = first + i;
-    if (d < half) x[i] = x[i] * c[i] - buffer[d + half] * s[i];
-    else if (d < rotary) x[i] = x[i] * c[i] + buffer[d - half] * s[i];
-    v[i] = from_float<bf16>(x[i]);
-  }
-}
+};
 
 template <int kPer>
 __global__ void __launch_bounds__(256) prepare_kernel(Prepare a) {
   __shared__ float buffers[8][32 * kPer];
-  pdl_begin();
+  pdl_release();
   constexpr int kDim = 32 * kPer;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, per_row = a.heads + 2 * a.kv_heads;
   const int item = blockIdx.x * 8 + warp;
-  if (item >= a.rows * per_row) return;
+  if (item >= a.rows * per_row) return pdl_wait();
+  // The staged forest and constants, before the kernel before this one has finished (delta_few.cu says why that is safe).
   const int r = item / per_row, h = item % per_row, segment = a.segment_of[r];  // -1: a row that only fills a captured graph's bucket
-  const int wide = a.gate ? 2 * kDim : kDim, first = lane * kPer;
+  const int wide = a.gate ? 2 * kDim : kDim, first = lane * kPer, place = a.place[r];
   const bool query = h < a.heads, is_k = !query && h < a.heads + a.kv_heads;
-  alignas(16) bf16 v[kPer];
-  load_values(a.packed + r * a.stride + (query ? h * wide : a.heads * wide + (h - a.heads) * kDim) + first, a.aligned, v);
+  const bool keeps = !query && a.pool_k && segment >= 0 && place >= 0 && a.segment[segment].certain;
+  NormRotate<kPer> norm;
   if (query || is_k) {
     const int64_t angle = static_cast<int64_t>(a.position[r]) * (a.rotary / 2);
-    norm_rotate(v, query ? a.q_norm : a.k_norm, a.eps, a.rotary, a.cos + angle, a.sin + angle, buffers[warp], lane);
+    norm.fetch(query ? a.q_norm : a.k_norm, a.rotary, a.cos + angle, a.sin + angle, lane);
   }
+  pdl_wait();
+  alignas(16) bf16 v[kPer];
+  load_values(a.packed + r * a.stride + (query ? h * wide : a.heads * wide + (h - a.heads) * kDim) + first, a.aligned, v);
+  if (query || is_k) norm.apply(v, a.eps, a.rotary, buffers[warp], lane);
   if (query) return store_values(a.q + r * a.q_stride + h * kDim + first, a.aligned, v);
   const int kv = h - a.heads - (is_k ? 0 : a.kv_heads);
   store_values((is_k ? a.scratch_k : a.scratch_v) + (static_cast<int64_t>(r) * a.kv_heads + kv) * kDim + first, true, v);
-  if (a.pool_k && segment >= 0 && a.segment[segment].certain && a.place[r] >= 0)
-    store_values((is_k ? a.pool_k : a.pool_v) + (static_cast<int64_t>(a.place[r]) * a.kv_heads + kv) * kDim + first, true, v);
+  if (keeps) store_values((is_k ? a.pool_k : a.pool_v) + (static_cast<int64_t>(place) * a.kv_heads + kv) * kDim + first, true, v);
 }
 
 constexpr int kWarps = 8, kGroup = 8;              // query heads a block at most; larger ratios take several blocks
@@ -251,13 +261,14 @@ __global__ void __launch_bounds__(64) attention_join_kernel(AttentionArgsDevice 
   };
   __shared__ __align__(16) float4 values[kBatch][64];
   __shared__ __align__(16) Weight weights[2][kBatch];
-  pdl_begin();
+  pdl_release();
+  // The staged forest does not depend on the kernel before.
   const int r = blockIdx.x, head = blockIdx.y, lane = threadIdx.x % 32;
   const int segment = a.segment_of[r];
-  if (segment < 0) return;
+  if (segment < 0) return pdl_wait();
   const ops::ForestSegment s = a.segment[segment];
   const int count = attention_parts(a, s.context, s.row_count).count;
-  if (count == 1) return;
+  if (count == 1) return pdl_wait();
   int slots = 0;
   for (int i = lane; i < segment; i += 32) {
     const ops::ForestSegment one = a.segment[i];
@@ -272,6 +283,7 @@ __global__ void __launch_bounds__(64) attention_join_kernel(AttentionArgsDevice 
   Weight* weight = weights[threadIdx.x / 32];
   float4 value = make_float4(0, 0, 0, 0);
   float top = -INFINITY, sum = 0;
+  pdl_wait();
   for (int base = 0; base < count; base += kBatch) {
     const int n = min(kBatch, count - base);
     for (int i = 0; i < n; ++i) matrix::copy16(&values[i][threadIdx.x], parts + (base + i) * step * a.dim, true);
@@ -330,10 +342,12 @@ __global__ void __launch_bounds__(256) draft_context_kernel(Context a) {
   if (a.place[r] < 0) return;  // fills a bucket
   const int layer = item % per_row / (2 * a.kv_heads), slot = item % (2 * a.kv_heads), kv = slot % a.kv_heads;
   const bool is_k = slot < a.kv_heads;
+  const int64_t angle = static_cast<int64_t>(a.position[r]) * (a.rotary / 2);
+  NormRotate<kPer> norm;
+  if (is_k) norm.fetch(a.k_norm + layer * kDim, a.rotary, a.cos + angle, a.sin + angle, lane);
   alignas(16) bf16 v[kPer];
   load_values(a.kv + r * a.stride + (layer * 2 * a.kv_heads + slot) * kDim + lane * kPer, a.aligned, v);
-  const int64_t angle = static_cast<int64_t>(a.position[r]) * (a.rotary / 2);
-  if (is_k) norm_rotate(v, a.k_norm + layer * kDim, a.eps, a.rotary, a.cos + angle, a.sin + angle, buffers[warp], lane);
+  if (is_k) norm.apply(v, a.eps, a.rotary, buffers[warp], lane);
   bf16* out = (is_k ? a.k : a.v) + layer * a.layer_stride + (static_cast<int64_t>(a.place[r]) * a.kv_heads + kv) * kDim;
   store_values(out + lane * kPer, true, v);
 }

@@ -8,6 +8,10 @@
 // shared memory; probabilities go back in from registers, against V as it lies ("MN-major"). The scores of the next keys and the
 // softmax run while the product with V of the keys before is under way.
 //
+// With few rows it is latency that counts, not reading: so all that does not depend on the kernel before (who computes what, page tables,
+// masks, and the committed keys and values, which earlier passes wrote) is under way before that has finished; see delta_few.cu for why
+// such reads are safe. Only q, the gate and the pass's own keys and values are waited for.
+//
 // Numeric promise: a row's bits depend on its own path, its place in its segment and the segment's length alone (attention.cuh).
 #include <algorithm>
 
@@ -77,12 +81,14 @@ __device__ __forceinline__ void produce(const AttentionArgsDevice& a, const Maps
     }
     barrier_wait(barrier, parity);
   };
+  bool waited = false;
   const auto page_place = [&](int key) { return a.pages[s.first_page + key / a.page_size] * a.page_size + key % a.page_size; };
   int ahead = 0;  // warp 0: first places of the next 32 halves of tiles
   const auto bring = [&](int v, int t) {
     const int key0 = lowest + (first + t) * kKeyTile, stage = t % Shape::kStages;
     uint8_t* tile = tiles + (v * Shape::kStages + stage) * Shape::kTileBytes;
     const bool in_pages = maps.pages && key0 + kKeyTile <= s.context, in_own = maps.own && key0 >= s.context && key0 + kKeyTile <= end;
+    if (!in_pages && !waited) pdl_wait(), waited = true;  // the pass's own keys
     if (in_pages || in_own) {
       acquire(v, t);  // every warp waits for every use: one that ran ahead by two would take an older phase for the newest
       if (warp > 0) return;
@@ -135,6 +141,7 @@ __device__ __forceinline__ void produce(const AttentionArgsDevice& a, const Maps
   matrix::copy_wait<0>();
   fence_for_products();
   while (copies > 0) tell();
+  if (!waited) pdl_wait();
 #endif
 }
 
@@ -150,9 +157,13 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const __g
   uint8_t* v_tiles = k_tiles + Shape::kStages * Shape::kTileBytes;
   uint32_t* mask = reinterpret_cast<uint32_t*>(v_tiles + Shape::kStages * Shape::kTileBytes);  // [rows of the tile][kMaskWords]
   __shared__ Barriers barriers;
-  pdl_begin();
+  pdl_release();
+  if (threadIdx.x < 2) {
+    if (maps.pages) prefetch_map(&maps.pool[threadIdx.x]);
+    if (maps.own) prefetch_map(&maps.scratch[threadIdx.x]);
+  }
   AttentionUnit u;
-  if (!find_unit(a, blockIdx.x, &u)) return;
+  if (!find_unit(a, blockIdx.x, &u)) return pdl_wait();  // without work, too, it must not let the next kernel pass the one before
   const ops::ForestSegment s = u.s;
   const int ratio = a.ratio, kv = blockIdx.y;
   const int item0 = u.tile * kItems, items = min(kItems, s.row_count * ratio - item0), row0 = row_of_item(a, item0),
@@ -162,6 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const __g
   const int lowest = attention_lowest(a, s.context), end = s.context + own, all = (end - lowest + kKeyTile - 1) / kKeyTile;
   const int first = a.sequential ? 0 : u.part * u.parts.per, last = a.sequential ? all : min(all, first + u.parts.per);
   if (first >= last) {  // parts that only later rows of the segment reach
+    pdl_wait();
     for (int m = threadIdx.x; m < items; m += kThreads) {
       const int row = row_of_item(a, item0 + m), head = kv * ratio + item0 + m - row * ratio;
       a.sums[static_cast<int64_t>(u.first_slot + u.part * s.row_count + row) * a.heads + head] = make_float2(-INFINITY, 0.0f);
@@ -184,6 +196,24 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const __g
   const int thread = threadIdx.x - 128, group = thread / 128, warp = thread / 32 % 4, lane = thread % 32;
   registers_up<232>();
 
+  if (!a.bidirectional && !s.certain && lowest + last * kKeyTile > s.context) {
+    for (int i = thread; i < rows; i += 256) {
+      uint32_t* words = mask + i * kMaskWords;
+#pragma unroll
+      for (int w = 0; w < kMaskWords; ++w) words[w] = 0;
+      for (int j = s.first_row + row0 + i; j >= 0; j = a.parent[j]) words[(j - s.first_row) / 32] |= 1u << ((j - s.first_row) % 32);
+    }
+  }
+  const int m0 = group * 64 + warp * 16 + lane / 4;  // and m0 + 8
+  int row_of[2], position[2], out_row[2], head[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int m = item0 + min(m0 + 8 * i, items - 1);
+    row_of[i] = row_of_item(a, m), head[i] = kv * ratio + m - row_of[i] * ratio;
+    out_row[i] = s.first_row + row_of[i];
+    position[i] = a.position[out_row[i]];
+  }
+  pdl_wait();
   {
     constexpr int kStep = 256 / kChunks;
     const int c = thread % kChunks;
@@ -203,27 +233,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const __g
       }
     }
   }
-  if (!a.bidirectional && !s.certain && lowest + last * kKeyTile > s.context) {
-    for (int i = thread; i < rows; i += 256) {
-      uint32_t* words = mask + i * kMaskWords;
-#pragma unroll
-      for (int w = 0; w < kMaskWords; ++w) words[w] = 0;
-      for (int j = s.first_row + row0 + i; j >= 0; j = a.parent[j]) words[(j - s.first_row) / 32] |= 1u << ((j - s.first_row) % 32);
-    }
-  }
   fence_for_products();
   asm volatile("bar.sync 1, 256;" ::: "memory");
   if (group >= warpgroups) return;
 
-  const int m0 = group * 64 + warp * 16 + lane / 4;  // and m0 + 8
-  int row_of[2], position[2], out_row[2], head[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int m = item0 + min(m0 + 8 * i, items - 1);
-    row_of[i] = row_of_item(a, m), head[i] = kv * ratio + m - row_of[i] * ratio;
-    out_row[i] = s.first_row + row_of[i];
-    position[i] = a.position[out_row[i]];
-  }
   const float scale = a.scale * kLog2e;
   const uint64_t q_at = descriptor(query + group * Shape::kTileBytes);
   const uint64_t k_at = descriptor(k_tiles), v_at = descriptor_transposed(v_tiles, Shape::kBlockBytes);
@@ -338,29 +351,29 @@ __global__ void __launch_bounds__(kThreads, 1) attention_hopper_kernel(const __g
     for (int i = 0; i < kDim / 2; ++i) o[i] = 0;
 #pragma unroll
     for (int i = 0; i < 32; ++i) x[i] = 0;
-    scores();
-    mma_wait<0>();
-    scores_done();
-    softmax(from);
-    round_values();
-    for (int t = from + 1; t < to; ++t) {
-      scores();
-      values(t > from + 1);
-      mma_wait<1>();
+    // One copy of the code for the first keys, the last and those between: a kernel that runs once a layer pays for fetching it.
+#pragma unroll 1
+    for (int t = from; t <= to; ++t) {
+      if (t < to) scores();
+      if (t > from) values(t > from + 1);
+      if (t == to) break;
+      if (t > from) mma_wait<1>();
+      else mma_wait<0>();
       scores_done();
       softmax(t);
-      mma_wait<0>();
-      values_done();
-      if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
+      if (t > from) {
+        mma_wait<0>();
+        values_done();
+        if (__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) {
 #pragma unroll
-        for (int n = 0; n < kDim / 8; ++n) {
-          o[n * 4] *= keep[0], o[n * 4 + 1] *= keep[0];
-          o[n * 4 + 2] *= keep[1], o[n * 4 + 3] *= keep[1];
+          for (int n = 0; n < kDim / 8; ++n) {
+            o[n * 4] *= keep[0], o[n * 4 + 1] *= keep[0];
+            o[n * 4 + 2] *= keep[1], o[n * 4 + 3] *= keep[1];
+          }
         }
       }
       round_values();
     }
-    values(to > from + 1);
     mma_wait<0>();
     values_done();
 #pragma unroll

@@ -43,9 +43,10 @@ __device__ __forceinline__ bf16 from_float<bf16>(float v) {
   return __float2bfloat16_rn(v);
 }
 
-// Without the division's refinement and its slow path: two ulps, and in a kernel that reads little a good part of its instructions.
+// Without the division's refinement and its slow path: two ulps, and their code, unrolled over a thread's values, took longer to fetch than
+// to run.
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
@@ -69,20 +70,28 @@ __device__ __forceinline__ float block_sum(float v, float* scratch) {
   return v;
 }
 
-// A launch whose prologue may overlap the kernel before it. Errors are collected by the backend (cudaGetLastError after enqueueing).
+// A launch whose prologue may overlap the kernel before it, in clusters of so many blocks along x (above 1: from 9.0 on). Errors are
+// collected by the backend (cudaGetLastError after enqueueing).
 template <class... P, class... A>
-inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, A&&... args) {
+inline cudaError_t launch_clusters(void (*kernel)(P...), dim3 grid, dim3 block, unsigned cluster, size_t shared, cudaStream_t stream,
+                                   A&&... args) {
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {cluster, 1, 1};
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
   return cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+}
+template <class... P, class... A>
+inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream, A&&... args) {
+  return launch_clusters(kernel, grid, block, 1, shared, stream, static_cast<A&&>(args)...);
 }
 
 inline const bf16* as_bf16(const ops::Tensor& t) { return static_cast<const bf16*>(t.data); }

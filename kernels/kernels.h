@@ -113,6 +113,7 @@ struct DeltaWork {
   uint8_t* tile = nullptr;   // [tiles, value_heads, ops::cuda::kDeltaTileBytes]: chunks of certain segments (delta_chunk.cu)
   int tiles = 0;             // chunks computed together
   size_t shared_limit = 0;   // bytes a block may use
+  bool pairs = false;        // clusters of two blocks may be launched
 };
 using ops::cuda::kDeltaPath;
 // conv by conv_rows.cu; cudaErrorNotSupported: not four taps, or rows that do not begin at multiples of 16 bytes. The window stays as it

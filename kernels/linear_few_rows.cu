@@ -1,4 +1,5 @@
-// linear for few rows (up to 128) on Hopper: y[r, n] = Σ_k x[r, k] · W[n, k], weights read once at the memory's speed.
+// linear for few rows (up to 128) on Hopper: y[r, n] = Σ_k x[r, k] · W[n, k], weights read once at the memory's speed. The kernel for up to
+// 32 rows; more go to linear_wide_rows.cu.
 //
 // The weights are the wide operand of wgmma (M), the rows its narrow one (N), so a tile of weight rows streams through shared memory by
 // bulk copies while the tensor cores idle most of the time. A block takes whole tiles, all of K: splitting K over blocks and summing the
@@ -13,72 +14,15 @@
 // Numeric promise: y[r, n] depends on x[r, :] and W[n, :] only, summed in one fixed order for every number of rows in a bucket.
 #include <algorithm>
 
-#include "kernels/common.cuh"
-#include "kernels/hopper.cuh"
-#include "kernels/kernels.h"
+#include "kernels/linear_few_rows.cuh"
 
 namespace ddtree::kernels {
 namespace {
 
-constexpr int kDepth = 128;  // of a stage, in two halves of 64 (one 128-byte swizzle row each)
-constexpr int kMaxStages = 16;
-constexpr int kThreads = 288;  // two consumer warpgroups and a producer warp
+using namespace few_rows;
 
-constexpr int kMostParts = static_cast<int>(ops::kNormParts);
-
-struct FewRows {
-  int rows, n, height, tiles, chunks, stages;
-  void* y;
-  int64_t y_stride;
-  // Scale of x's rows, if `squares`: partial sums of squares, to be added up.
-  const float* squares;
-  int64_t squares_stride;
-  int parts;
-  float width, eps;
-  // kAddNorm.
-  float* residual;
-  const float* norm;
-  bf16* tap;
-  float* own_squares;
-  int64_t residual_stride, tap_stride, own_stride;
-};
-
-enum class After { kNothing, kSilu, kAddNorm };
-
-// scale[r] = 1 / rms of row r, by the 256 consumers, in one fixed order: 32 sums of four parts each, added as a tree over the bits of their
-// index from the highest, whether a thread holds one of them (8 rows) or sixteen (128 rows).
-template <int kRows>
-__device__ __forceinline__ void row_scales(const FewRows& a, float* scale) {
-  constexpr int kLanes = 256 / kRows, kEach = 32 / kLanes;
-  static_assert(kMostParts == 128);
-  const int row = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  const float* from = a.squares + row * a.squares_stride;
-  float v[kEach];
-#pragma unroll
-  for (int m = 0; m < kEach; ++m) {
-    const int at = (m * kLanes + lane) * 4;
-    float4 q{0, 0, 0, 0};
-    if (row < a.rows && at < a.parts) q = *reinterpret_cast<const float4*>(from + at);
-    v[m] = (q.x + (at + 1 < a.parts ? q.y : 0.0f)) + ((at + 2 < a.parts ? q.z : 0.0f) + (at + 3 < a.parts ? q.w : 0.0f));
-  }
-#pragma unroll
-  for (int step = kEach / 2; step > 0; step /= 2)
-#pragma unroll
-    for (int m = 0; m < step; ++m) v[m] += v[m + step];
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) v[0] += __shfl_xor_sync(0xffffffffu, v[0], step);
-  if (lane == 0) scale[row] = rsqrtf(v[0] / a.width + a.eps);
-}
-
-__device__ __forceinline__ float rounded(float v) { return to_float(from_float<bf16>(v)); }
-__device__ __forceinline__ uint2 pack4(float4 v) {
-  const __nv_bfloat162 a = __floats2bfloat162_rn(v.x, v.y), b = __floats2bfloat162_rn(v.z, v.w);
-  return {reinterpret_cast<const uint32_t&>(a), reinterpret_cast<const uint32_t&>(b)};
-}
-__device__ __forceinline__ void consumers_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-
+constexpr int kNarrow = 32;     // rows that this file's kernels take
 constexpr int kSumStride = 68;  // floats of a row's tile in shared memory: a warp's accumulators fall into different banks
-constexpr int kQuads = 16;      // of a row's tile of at most 64 columns; a thread each
 constexpr int exchange_bytes(int rows, bool split, After after) {
   return !split ? 0 : rows * 4 * (after == After::kAddNorm ? kSumStride : 64);
 }
@@ -92,85 +36,37 @@ __global__ void __launch_bounds__(kThreads, 1)
   using namespace hopper;
   extern __shared__ uint8_t raw[];
   uint8_t* base = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t{1023});
-  __shared__ uint64_t full[kMaxStages], empty[kMaxStages];
+  __shared__ Barriers barriers;
   __shared__ float scale[kRows];
   const int weight_half = a.height * 128;
   constexpr int row_half = kRows * 128;
   const int stage_bytes = 2 * (weight_half + row_half);
   const int group = threadIdx.x / 128;
   pdl_release();
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < a.stages; ++s) barrier_init(full + s, 1), barrier_init(empty + s, 2);
-    barrier_init_done();
-  }
-  __syncthreads();
+  init_barriers(&barriers, a.stages, 2);
   const int mine = a.tiles > static_cast<int>(blockIdx.x) ? (a.tiles - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
-  const int total = mine * a.chunks;
+  const bool scaled = kAfter != After::kAddNorm && a.squares != nullptr;
   if (group == 2) {
-    if (threadIdx.x == 256) {
-      const auto load_weights = [&](int i, int s) {
-        const int tile = blockIdx.x + (i / a.chunks) * gridDim.x, k = (i % a.chunks) * kDepth;
-        uint8_t* to = base + s * stage_bytes;
-        if constexpr (kAfter == After::kSilu) {
-          bulk_copy(to, &weights, full + s, k, 0, 0, tile * (a.height / 8));
-          bulk_copy(to + weight_half, &weights, full + s, k + 64, 0, 0, tile * (a.height / 8));
-        } else {
-          bulk_copy(to, &weights, full + s, k, tile * a.height);
-          bulk_copy(to + weight_half, &weights, full + s, k + 64, tile * a.height);
-        }
-      };
-      const auto load_rows = [&](int i, int s) {
-        const int k = (i % a.chunks) * kDepth;
-        uint8_t* to = base + s * stage_bytes + 2 * weight_half;
-        bulk_copy(to, &rows, full + s, k, 0);
-        bulk_copy(to + row_half, &rows, full + s, k + 64, 0);
-      };
-      const int ahead = min(a.stages, total);
-      for (int i = 0; i < ahead; ++i) barrier_expect(full + i, stage_bytes), load_weights(i, i);
-      pdl_wait();
-      for (int i = 0; i < ahead; ++i) load_rows(i, i);
-      int s = 0;
-      uint32_t parity = 0;
-      for (int i = ahead; i < total; ++i) {
-        barrier_wait(empty + s, parity);
-        barrier_expect(full + s, stage_bytes);
-        load_weights(i, s);
-        load_rows(i, s);
-        if (++s == a.stages) s = 0, parity ^= 1;
-      }
+    if (threadIdx.x == kConsumers) {
+      produce<kRows, kAfter>(weights, rows, a, mine * a.chunks, base, &barriers);
     } else {
       pdl_wait();
+      if (scaled && threadIdx.x >= kConsumers + 32) row_scales(a, scale, &barriers);
     }
     return;
   }
   pdl_wait();  // y may still be read by the kernel before this one
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
   float acc[kRows / 2];
-  const bool scaled = kAfter != After::kAddNorm && a.squares != nullptr;
-  if (scaled) {
-    row_scales<kRows>(a, scale);
-    consumers_sync();
-  }
-  // kAddNorm: thread q of a row's sixteen holds four columns of the residual, fetched before the product that is added to them.
-  constexpr int kRowsAtOnce = 256 / kQuads, kPasses = (kRows + kRowsAtOnce - 1) / kRowsAtOnce;
-  const int quad = threadIdx.x % kQuads * 4, quad_row = threadIdx.x / kQuads;
-  float4 before[kAfter == After::kAddNorm ? kPasses : 1];
+  [[maybe_unused]] Residual<kRows> residual;
   int s = 0;
   uint32_t parity = 0;
   for (int m = 0; m < mine; ++m) {
     const int tile = blockIdx.x + m * gridDim.x;
-    const bool live = quad < a.height && tile * a.height + quad < a.n;
-    if constexpr (kAfter == After::kAddNorm) {
-#pragma unroll
-      for (int p = 0; p < kPasses; ++p) {
-        const int r = p * kRowsAtOnce + quad_row;
-        before[p] = {0, 0, 0, 0};
-        if (live && r < a.rows) before[p] = *reinterpret_cast<const float4*>(a.residual + r * a.residual_stride + tile * a.height + quad);
-      }
-    }
+    if constexpr (kAfter == After::kAddNorm) residual.fetch(a, tile);
     int accumulate = 0;
     for (int c = 0; c < a.chunks; ++c) {
-      barrier_wait(full + s, parity);
+      barrier_wait(barriers.full + s, parity);
       mma_fence();
       const uint8_t* stage = base + s * stage_bytes;
       if constexpr (kSplit) {
@@ -188,7 +84,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       mma_commit();
       mma_wait();
-      if (thread == 0) barrier_arrive(empty + s);
+      if (thread == 0) barrier_arrive(barriers.empty + s);
       if (++s == a.stages) s = 0, parity ^= 1;
     }
     [[maybe_unused]] float* other = reinterpret_cast<float*>(base + static_cast<size_t>(a.stages) * stage_bytes);
@@ -203,26 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) *at(i) = acc[i] + *at(i);
       consumers_sync();
-      const int column = tile * a.height + quad;
-      const float4 g = live ? *reinterpret_cast<const float4*>(a.norm + column) : float4{0, 0, 0, 0};
-#pragma unroll
-      for (int p = 0; p < kPasses; ++p) {
-        const int r = p * kRowsAtOnce + quad_row;
-        float sum = 0;
-        if (live && r < a.rows) {
-          const float4 d = *reinterpret_cast<const float4*>(other + r * kSumStride + quad);
-          float4 x = before[p];
-          x = {x.x + rounded(d.x), x.y + rounded(d.y), x.z + rounded(d.z), x.w + rounded(d.w)};
-          *reinterpret_cast<float4*>(a.residual + r * a.residual_stride + column) = x;
-          *reinterpret_cast<uint2*>(static_cast<bf16*>(a.y) + r * a.y_stride + column) =
-              pack4({x.x * g.x, x.y * g.y, x.z * g.z, x.w * g.w});
-          if (a.tap) *reinterpret_cast<uint2*>(a.tap + r * a.tap_stride + column) = pack4(x);
-          sum = (x.x * x.x + x.y * x.y) + (x.z * x.z + x.w * x.w);
-        }
-#pragma unroll
-        for (int step = kQuads / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-        if (quad == 0 && r < a.rows) a.own_squares[r * a.own_stride + tile] = sum;
-      }
+      residual.add(a, tile, other, kSumStride);
       consumers_sync();  // `other` is free again
       continue;
     }
@@ -236,9 +113,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int i = 0; i < kRows / 2; ++i) acc[i] += other[i * 128 + thread];
     }
     if (!kSplit || group == 0) {
-      if (scaled)
+      if (scaled) {
+        barrier_wait(&barriers.scaled, 0);
 #pragma unroll
         for (int i = 0; i < kRows / 2; ++i) acc[i] *= scale[i / 4 * 8 + r0 + i % 2];
+      }
       if constexpr (kAfter == After::kSilu) {
         // Eight rows of the tile are four of gate, then four of up: lanes below 16 hold gates, those above the ups of the same columns.
         // Each half of the warp finishes one of the thread's two eights.
@@ -286,15 +165,13 @@ cudaError_t run(cudaStream_t stream, const CUtensorMap& weights, const CUtensorM
   return launch(kernel, dim3(std::min(multiprocessors, a.tiles)), dim3(kThreads), extra + a.stages * stage, stream, weights, rows, a);
 }
 
-// f.operator()<kRows>() for the bucket of `rows`.
+// f.operator()<kRows>() for the bucket of `rows`, up to 32.
 template <class F>
 cudaError_t by_bucket(int rows, const F& f) {
   switch (few_rows_bucket(rows)) {
     case 8: return f.template operator()<8>();
     case 16: return f.template operator()<16>();
     case 32: return f.template operator()<32>();
-    case 64: return f.template operator()<64>();
-    case 128: return f.template operator()<128>();
     default: return cudaErrorInvalidValue;
   }
 }
@@ -304,6 +181,8 @@ FewRows product(int rows, int64_t n, int64_t k, int tile, const ops::Tensor& y) 
   a.rows = rows, a.n = static_cast<int>(n), a.height = tile, a.tiles = static_cast<int>((n + tile - 1) / tile);
   a.chunks = static_cast<int>((k + kDepth - 1) / kDepth);
   a.y = y.data, a.y_stride = y.stride;
+  const int64_t together = y.element == ops::Element::kFloat32 ? 2 : 8;
+  a.vectors = y.stride % together == 0 && reinterpret_cast<uintptr_t>(y.data) % (together * y.size()) == 0;
   return a;
 }
 void set_scale(FewRows* a, const ops::RowScale& s) {
@@ -338,6 +217,7 @@ cudaError_t linear_few_rows(cudaStream_t stream, const FewRowsWeight& w, const C
   FewRows a = product(row_count, w.n, w.k, w.tile, y);
   set_scale(&a, scale);
   const bool split = w.tile <= 64, f32 = y.element == ops::Element::kFloat32;
+  if (row_count > kNarrow) return wide_rows(stream, *w.map, rows, a, After::kNothing, f32, w.multiprocessors, w.shared_limit);
   return by_bucket(row_count, [&]<int kRows>() {
     const auto go = [&]<bool kSplit, class Out>() {
       return run<kRows, kSplit, After::kNothing, Out>(stream, *w.map, rows, a, w.multiprocessors, w.shared_limit);
@@ -351,6 +231,7 @@ cudaError_t linear_silu_few_rows(cudaStream_t stream, const FewRowsWeight& w, co
                                  const ops::RowScale& scale) {
   FewRows a = product(row_count, w.n, w.k, w.tile, y);
   set_scale(&a, scale);
+  if (row_count > kNarrow) return wide_rows(stream, *w.map, rows, a, After::kSilu, false, w.multiprocessors, w.shared_limit);
   return by_bucket(row_count, [&]<int kRows>() {
     return w.tile <= 64 ? run<kRows, true, After::kSilu, bf16>(stream, *w.map, rows, a, w.multiprocessors, w.shared_limit)
                         : run<kRows, false, After::kSilu, bf16>(stream, *w.map, rows, a, w.multiprocessors, w.shared_limit);
@@ -364,6 +245,7 @@ cudaError_t linear_add_norm_few_rows(cudaStream_t stream, const FewRowsWeight& w
   a.norm = as_f32(args.w);
   a.tap = as_bf16_out(args.tap), a.tap_stride = args.tap.stride;
   a.own_squares = as_f32(args.squares), a.own_stride = args.squares.stride;
+  if (row_count > kNarrow) return wide_rows(stream, *w.map, rows, a, After::kAddNorm, false, w.multiprocessors, w.shared_limit);
   return by_bucket(row_count, [&]<int kRows>() {
     return run<kRows, true, After::kAddNorm, bf16>(stream, *w.map, rows, a, w.multiprocessors, w.shared_limit);
   });

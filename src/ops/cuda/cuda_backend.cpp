@@ -322,6 +322,7 @@ Result<DeltaTrace*> CudaBackend::make_delta_trace(DeltaShape shape, int32_t rows
   w.tiles = static_cast<int>(layout::delta_tiles(shape, rows));
   // Portable: as the smaller cards have it.
   w.shared_limit = options_.portable_kernels ? std::min<size_t>(shared_limit_, 98 << 10) : shared_limit_;
+  w.pairs = hopper_;
   return static_cast<DeltaTrace*>(trace);
 }
 
