@@ -207,9 +207,12 @@ int serve(int argc, char** argv) {
   if (!failed) {
     log::info("{}: draining; a second one stops at once", signal_name(signal));
     // The second signal does not wait for anything, not even for a loader inside a long pass.
-    std::thread([&service, &gave_up, &why, heard] {
-      // A terminal's end is told more than once.
-      while (wait_for_stop(heard, [&gave_up] { return gave_up.load(); }) == SIGHUP) {
+    std::thread([&service, &gave_up, &why, heard, begin = std::chrono::steady_clock::now()] {
+      // A terminal's end is told more than once; and what signals a process and its group (timeout, some shells) is one wish, not two.
+      constexpr auto kSameWish = std::chrono::milliseconds(100);
+      for (;;) {
+        const int again = wait_for_stop(heard, [&gave_up] { return gave_up.load(); });
+        if (gave_up || (again != SIGHUP && std::chrono::steady_clock::now() - begin > kSameWish)) break;
       }
       if (gave_up) leave_at_once(service, fail(why), "failed: " + why.message(), 0);
       std::fprintf(stderr, "ddtree serve: stopped at once\n");

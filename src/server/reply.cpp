@@ -58,7 +58,7 @@ Json metrics_json(const ReplyTotals& t, int32_t budget, int32_t positions) {
            {"mean_acceptance_length", rounds > 0 ? 1 + static_cast<double>(s.accepted) / rounds : 0.0},
            {"num_accepted_draft_tokens", s.accepted},
            {"num_draft_tokens", s.drafted},
-           {"num_spec_tokens", positions},
+           {"num_spec_tokens", s.mode == SpeculationMode::kNone ? 0 : positions},
            {"draft_acceptance_rate", s.drafted > 0 ? static_cast<double>(s.accepted) / static_cast<double>(s.drafted) : 0.0},
            {"acceptance_rate_per_position", std::move(by_position)},
            {"acceptance_histogram", s.histogram},

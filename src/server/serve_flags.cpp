@@ -577,7 +577,8 @@ Status settle(ServeConfig& c, const Pending& p) {
     e.block_size = p.block_size ? p.block_size : p.draft_tokens;
     if (e.block_size == 1)
       return {Code::kUsage,
-              "--speculative-num-draft-tokens 1: a block holds the anchor and at least one draft, so at least 2 (--speculative-algorithm "
+              "a block of 1 (--speculative-dflash-block-size, --speculative-num-draft-tokens): it holds the anchor and at least one draft, "
+              "so at least 2 (--speculative-algorithm "
               "NONE drafts nothing)"};
     if (p.num_steps > 1)
       c.notes.push_back(

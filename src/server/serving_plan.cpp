@@ -62,7 +62,8 @@ Status settle_mode(const ServiceOptions& options, const DrafterSpec* drafter, bo
     return {Code::kUsage, fmt::format("--speculative-algorithm NEXTN needs an MTP head, which {} has not; {}", model,
                                       drafter ? "DDTREE works with the drafter given" : "NONE works")};
   if (drafter && engine->block_size > drafter->block_size)
-    return {Code::kUsage, fmt::format("--speculative-dflash-block-size {} is more than this drafter's block of {}; give at most that",
+    return {Code::kUsage, fmt::format("a block of {} (--speculative-dflash-block-size, --speculative-num-draft-tokens) is more than this "
+                                      "drafter's block of {}; give at most that",
                                       engine->block_size, drafter->block_size)};
   return {};
 }

@@ -6,6 +6,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { test } from 'node:test';
 import { Server, binary, eventually, rawPost } from './support/server.mjs';
 
@@ -162,8 +163,24 @@ test('a second signal stops at once', async () => {
   await eventually('the stream began', () => began);
   server.signal('SIGINT');
   await eventually('draining', async () => (await server.get('/readyz')).status === 503);
+  await sleep(150);  // at once it would be the same wish
   server.signal('SIGINT');
   assert.equal((await server.exited).code, 0);
+  await server.stop();
+});
+
+test('two signals within a moment, as timeout(1) sends them to a process and its group, are one wish: it drains', async () => {
+  const server = await Server.start({ args: ['--skip-smoke'] });
+  const running = server.chat({ ...long, max_tokens: 1200, speculative_algorithm: 'NONE' });
+  await eventually('it runs', async () => await server.metric('num_requests_running') === 1);
+  server.signal('SIGTERM');
+  await sleep(5);  // the first has been taken: two that wait are one for the kernel already
+  server.signal('SIGTERM');
+  const answer = await running;
+  assert.equal(answer.status, 200, 'the running request may finish');
+  assert.equal(answer.body.metrics.speculative_decoding.num_spec_tokens, 0, 'NONE drafts nothing');
+  assert.deepEqual(await server.exited, { code: 0, signal: null }, server.log);
+  assert.doesNotMatch(server.log, /stopped at once/);
   await server.stop();
 });
 

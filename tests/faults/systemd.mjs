@@ -68,6 +68,7 @@ test('a stuck round: no more pings, /livez 503 within its time', async () => {
     // A second signal stops it at once, stuck as it is.
     s.signal('SIGTERM');
     await eventually('it drains', () => s.log.includes('draining'));
+    await sleep(150);  // at once it would be the same wish
     s.signal('SIGTERM');
     assert.deepEqual(await s.exited, { code: 0, signal: null });
     await asked;
