@@ -28,7 +28,8 @@ namespace {
 
 const char* const kHelp =
     "usage: ddtree run [options] PROMPT...      (no PROMPT, or -: standard input)\n\n"
-    "Prints the answer as it comes, then one line on standard error: tokens, tok/s, rounds, tokens a round.\n\n"
+    "Prints the answer as it comes, then one line on standard error: tokens, tok/s, rounds, tokens a round. Reasoning is dimmed on a\n"
+    "terminal and goes to standard error where the answer is read by another program.\n\n"
     "  --system TEXT        system message\n"
     "  --think, --no-think  ask the chat template for a reasoning block, or for none (default: the template's)\n"
     "  --raw                the prompt as it is, without the chat template\n"
@@ -116,10 +117,11 @@ ReasoningParser parser_of(const Serving& serving, bool opens_reasoning) {
   return ReasoningParser(options);
 }
 
-// Writes reasoning dimmed, where a terminal reads it, and the answer plainly.
+// Writes the answer to standard output, and reasoning before it: dimmed where a terminal reads it, else to standard error, so that what
+// reads a pipe gets the answer alone.
 class Printer {
  public:
-  explicit Printer(bool quiet) : quiet_(quiet), colour_(isatty(STDOUT_FILENO) != 0) {}
+  explicit Printer(bool quiet) : quiet_(quiet), terminal_(isatty(STDOUT_FILENO) != 0), thoughts_(terminal_ ? stdout : stderr) {}
   void write(const std::string& reasoning, const std::vector<TextPiece>& rest) {
     std::string answer;
     for (const TextPiece& p : rest)
@@ -128,9 +130,10 @@ class Printer {
     answer_ += answer;
     if (quiet_) return;
     if (!reasoning.empty()) {
-      if (colour_ && !dim_) std::fputs("\033[2m", stdout);
+      if (terminal_ && !dim_) std::fputs("\033[2m", stdout);
       dim_ = true;
-      std::fwrite(reasoning.data(), 1, reasoning.size(), stdout);
+      std::fwrite(reasoning.data(), 1, reasoning.size(), thoughts_);
+      std::fflush(thoughts_);
     }
     if (!answer.empty()) {
       leave_reasoning();
@@ -150,10 +153,11 @@ class Printer {
  private:
   void leave_reasoning() {
     if (!dim_) return;
-    std::fputs(colour_ ? "\033[0m\n\n" : "\n\n", stdout);
+    std::fputs(terminal_ ? "\033[0m\n\n" : "\n\n", thoughts_);
     dim_ = false;
   }
-  bool quiet_, colour_, dim_ = false;
+  bool quiet_, terminal_, dim_ = false;
+  FILE* thoughts_;
   std::string reasoning_, answer_;
 };
 

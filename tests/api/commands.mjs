@@ -30,7 +30,7 @@ test('output that cannot be written is 69, whatever the command', () => {
   const hello = join(scratch, 'hello.jinja');
   writeFileSync(hello, 'hello');
   const commands = [
-    [['run', '--max-tokens', '4', 'Say hello.'], ''],
+    [['run', '--no-think', '--max-tokens', '4', 'Say hello.'], ''],
     [['run', '--json', '--max-tokens', '4', 'Say hello.'], ''],
     [['template', hello], '{}'],
     [['template', '--lines'], '{"template": "a", "variables": {}}\n'],
@@ -65,6 +65,16 @@ test('an unknown flag is said in the words of its own command, with the nearest 
     assert.equal(r.status, 64, command);
     assert.equal(r.stderr, `ddtree ${command}: --bogus-and-nothing-like-it-at-all is no flag of ddtree ${command}; ddtree ${command} --help lists them\n`);
   }
+});
+
+test('run: a pipe gets the answer alone, reasoning goes to standard error', () => {
+  const asked = ['run', '--think', '--temperature', '0', '--max-tokens', '60', 'Say hello.'];
+  const whole = JSON.parse(run([...asked, '--json']).stdout);
+  assert.ok(whole.reasoning.length > 0 && whole.text.length > 0);
+  const r = run(asked);
+  assert.equal(r.status, 0);
+  assert.equal(r.stdout, `${whole.text.trimEnd()}\n`);
+  assert.ok(r.stderr.startsWith(whole.reasoning.trimEnd()), r.stderr);
 });
 
 test("a bench mode's budget is what the flag takes", () => {
