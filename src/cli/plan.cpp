@@ -144,18 +144,23 @@ void print_side_by_side(const std::vector<Planned>& all) {
 }
 
 int plan(int argc, char** argv) {
-  bool json = false, dummy = false, format = false;
+  bool json = false, dummy = false, format = false, card = false, device = false;
   int64_t memory = 0;
   std::vector<int32_t> ranks = {1};
   // serve's parser wants to hear that the shapes' weights are no checkpoint's; here that goes without saying.
   std::vector<char*> arguments(argv, argv + argc);
-  std::string flag = "--load-format=dummy";
+  std::string flag = "--load-format=dummy", on_card = "--device=cuda";
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     dummy |= word == "--model-config" || word.starts_with("--model-config=");
     format |= word == "--load-format" || word.starts_with("--load-format=");
+    card |= word == "--gpu-memory" || word.starts_with("--gpu-memory=");
+    device |= word == "--device" || word.starts_with("--device=");
   }
   if (dummy && !format) arguments.push_back(flag.data());
+  // A card's defaults (rows of a prompt's chunk) are another device's otherwise, and the plan would not be the one that serve follows
+  // there.
+  if (card && !device) arguments.push_back(on_card.data());
   // Not serve's: a plan needs no such cards, nor a build that can use them.
   const auto take_ranks = [&](const std::string& value) { return read_ranks(value, &ranks); };
   const std::vector<OwnFlag> own = {{"--json", false, [&](const std::string&) { return json = true, Status(); }},

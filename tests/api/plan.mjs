@@ -24,6 +24,10 @@ test('Qwen3.6-27B on an H200, without one: every row, their sum, what is left', 
   const sum = json.rows.reduce((n, row) => n + row.mib, 0);
   assert.ok(Math.abs(sum - json.need_mib) < 1 && json.need_mib <= json.limit_mib, `${sum} ${json.need_mib} ${json.limit_mib}`);
   assert.deepEqual(JSON.parse(plan(...big, '--gpu-memory', 'h200', '--json').stdout), json);
+  // A card's own defaults without --device too: a prompt alone comes in by 1,024 rows there.
+  assert.equal(json.pass_rows, 1024);
+  assert.deepEqual(JSON.parse(plan(...big, '--gpu-memory', 'h200', '--device', 'cuda', '--json').stdout), json);
+  assert.equal(JSON.parse(plan(...big, '--gpu-memory', 'h200', '--chunked-prefill-size', '512', '--json').stdout).pass_rows, 512);
 });
 
 test('what does not fit is 71 with the table, and every change it names fits', () => {
