@@ -50,8 +50,9 @@ TEST_CASE("synthetic acceptance: a chain emits the mean, a tree more, plain deco
     INFO("mean " << mean << ", q " << executor.first_rank());
     // Five standard errors of runs of hits, each a hit with probability q.
     const double q = executor.first_rank(), rounds = 8 * kTokens / mean, spread = std::sqrt(q) / (1 - q) / std::sqrt(rounds);
-    CHECK(std::abs(tokens_a_round(*engine, SpeculationMode::kDflash, 0, 8) - mean) < 5 * spread);
-    CHECK(tokens_a_round(*engine, SpeculationMode::kDdtree, 32, 8) > mean);
+    const double chain = tokens_a_round(*engine, SpeculationMode::kDflash, 0, 8);
+    CHECK(std::abs(chain - mean) < 5 * spread);
+    CHECK(tokens_a_round(*engine, SpeculationMode::kDdtree, 32, 8) > chain);  // with the chain's luck
     CHECK(tokens_a_round(*engine, SpeculationMode::kNone, 0, 4) == 1);
     Request sampled = request(0, SpeculationMode::kDdtree, 16);
     sampled.sampling.temperature = 1;
