@@ -448,10 +448,11 @@ int bench(int argc, char** argv) {
               {"synthetic_acceptance", o.synthetic > 0 ? Json(o.synthetic) : Json(nullptr)},
               {"repeat", o.repeat},
               {"streams", Json::array()}};
+  size_t asked = 0;
+  for (const auto& [kind, list] : prompts) asked += list.size();
   if (!o.json)
     fmt::print("{}{}, {} prompts of {} kinds, up to {} tokens each, T {}, median of {}\n", serving.info.path,
-               serving.info.has_drafter ? " with drafter" : "", bench_prompts().size(), kinds.size(), o.max_tokens, o.temperature,
-               o.repeat);
+               serving.info.has_drafter ? " with drafter" : "", asked, kinds.size(), o.max_tokens, o.temperature, o.repeat);
   if (!o.json && o.synthetic > 0)
     fmt::print("SYNTHETIC ACCEPTANCE: the target's choices are drawn for {} tokens a round of a chain; only times are real\n", o.synthetic);
   for (int32_t streams : o.streams) {
