@@ -14,12 +14,14 @@ namespace ddtree {
 enum class SpeculationMode : uint8_t { kNone, kDflash, kDdtree, kNextn };
 const char* mode_name(SpeculationMode mode);  // "NONE", "DFLASH", "DDTREE", "NEXTN"
 
+inline constexpr float kLeastRepetitionPenalty = 1e-3f;
+
 struct SamplingParams {
   float temperature = 1.0f;  // 0: greedy
   float top_p = 1.0f, min_p = 0.0f;
   int32_t top_k = 0;                                        // 0: off
   float presence_penalty = 0.0f, frequency_penalty = 0.0f;  // over generated tokens
-  float repetition_penalty = 1.0f;                          // over prompt and generated tokens
+  float repetition_penalty = 1.0f;                          // over prompt and generated tokens; at least kLeastRepetitionPenalty
   uint64_t seed = 0;                                        // 0 without seed_given: drawn by the engine
   bool seed_given = false;                                  // tells a client's own seed 0 from none
   int32_t choice = 0;                                       // choice index, keys the RNG beside the seed

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <unordered_set>
 
 #include "engine/pools.h"
 
@@ -23,8 +25,9 @@ Status check_sampling(const SamplingParams& p) {
   if (p.top_k < -1) return refuse("top_k is {}; it must be at least 1, or 0 or -1 for off", p.top_k);
   if (!within(p.presence_penalty, -2, 2)) return refuse("presence_penalty is {}; it must be from -2 to 2", p.presence_penalty);
   if (!within(p.frequency_penalty, -2, 2)) return refuse("frequency_penalty is {}; it must be from -2 to 2", p.frequency_penalty);
-  if (!within(p.repetition_penalty, 0, 100) || p.repetition_penalty == 0)
-    return refuse("repetition_penalty is {}; it must be above 0 and at most 100 (1: off)", p.repetition_penalty);
+  // Divided by less, logits become infinite: in the pass they cannot be told from a broken card's, which takes the service's modes away.
+  if (!within(p.repetition_penalty, kLeastRepetitionPenalty, 100))
+    return refuse("repetition_penalty is {}; it must be from {} to 100 (1: off)", p.repetition_penalty, kLeastRepetitionPenalty);
   return {};
 }
 
@@ -114,6 +117,14 @@ Status validate_request(const Request& r, const EngineOptions& options, const Ex
   for (size_t i = 0; i < r.stop_ids.size(); ++i)
     if (r.stop_ids[i] < 0 || r.stop_ids[i] >= vocab)
       return refuse("stop_token_ids[{}] is {}; the vocabulary ends at {}", i, r.stop_ids[i], vocab - 1);
+  if (r.min_tokens > 0) {  // until then stop ids are banned; with every token banned there would be nothing to choose
+    std::unordered_set<int32_t> banned(r.stop_ids.begin(), r.stop_ids.end());
+    if (!r.ignore_eos)
+      std::copy_if(options.eos_ids.begin(), options.eos_ids.end(), std::inserter(banned, banned.end()),
+                   [&](int32_t id) { return id < vocab; });
+    if (static_cast<int64_t>(banned.size()) >= vocab)
+      return refuse("min_tokens is {}, and all {} tokens of the vocabulary are stop ids: none could come before", r.min_tokens, vocab);
+  }
   for (size_t i = 0; i < r.stop_strings.size(); ++i)
     if (r.stop_strings[i].empty()) return refuse("stop[{}] is empty; a stop string needs at least one character", i);
   DDTREE_RETURN_IF_ERROR(check_sampling(r.sampling));

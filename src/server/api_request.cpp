@@ -110,9 +110,7 @@ void parse_common(Fields& f, const FieldLimits& limits, GenerationFields* out) {
   if (s.top_k < 0) s.top_k = 0;  // vLLM's spelling of "off"
   s.presence_penalty = static_cast<float>(f.number("presence_penalty", -2, 2).value_or(0));
   s.frequency_penalty = static_cast<float>(f.number("frequency_penalty", -2, 2).value_or(0));
-  s.repetition_penalty = static_cast<float>(f.number("repetition_penalty", 0, 10).value_or(d.repetition_penalty));
-  if (s.repetition_penalty == 0)
-    f.fail(invalid_value("repetition_penalty", "repetition_penalty must be above 0 and at most 10 (1 is off), found 0"));
+  s.repetition_penalty = static_cast<float>(f.number("repetition_penalty", 1e-3, 10).value_or(d.repetition_penalty));
   const Json* seed = f.any("seed");
   if (seed && seed->is_number_unsigned()) s.seed = seed->get<uint64_t>();
   else if (seed && seed->is_number_integer()) s.seed = static_cast<uint64_t>(seed->get<int64_t>());

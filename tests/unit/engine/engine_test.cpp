@@ -665,10 +665,21 @@ TEST_CASE("requests that cannot work are refused by name") {
   CHECK_THAT(refusal([](Request& r) { r.sampling.min_p = 2; }), ContainsSubstring("min_p"));
   CHECK_THAT(refusal([](Request& r) { r.sampling.presence_penalty = 3; }), ContainsSubstring("presence_penalty"));
   CHECK_THAT(refusal([](Request& r) { r.sampling.repetition_penalty = 0; }), ContainsSubstring("repetition_penalty"));
+  CHECK_THAT(refusal([](Request& r) { r.sampling.repetition_penalty = 1e-38F; }), ContainsSubstring("it must be from 0.001 to 100"));
   CHECK_THAT(refusal([](Request& r) { r.budget = 512; }), ContainsSubstring("budget is 512; it must be 0 (auto) to 511"));
   CHECK_THAT(refusal([](Request& r) { r.min_tokens = 11; }), ContainsSubstring("min_tokens"));
   CHECK_THAT(refusal([](Request& r) { r.stop_strings = {"a", ""}; }), ContainsSubstring("stop[1]"));
   CHECK_THAT(refusal([](Request& r) { r.stop_ids = {-5}; }), ContainsSubstring("stop_token_ids[0]"));
+  const auto stop_from = [](int32_t first) {
+    return [first](Request& r) {
+      r.min_tokens = 1;
+      for (int32_t id = first; id < 64; ++id) r.stop_ids.push_back(id);
+    };
+  };
+  CHECK_THAT(refusal(stop_from(0)), ContainsSubstring("all 64 tokens of the vocabulary are stop ids"));
+  Request one_left = greedy({1, 2}, 1);
+  stop_from(1)(one_left);
+  CHECK(run_request(*engine, one_left)->ids == std::vector<int32_t>{0});
   executor.with_drafter = false;
   CHECK_THAT(refusal([](Request& r) { r.mode = SpeculationMode::kDdtree; }), ContainsSubstring("needs a DFlash drafter"));
   EngineOptions bad = quick(SpeculationMode::kDflash);

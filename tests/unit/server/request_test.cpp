@@ -116,7 +116,8 @@ TEST_CASE("a wrong type or range is a 400 that names the field and what would be
       {R"({"min_p": -0.1})", "min_p", "0 to 1"},
       {R"({"presence_penalty": 3})", "presence_penalty", "-2 to 2"},
       {R"({"frequency_penalty": []})", "frequency_penalty", "-2 to 2"},
-      {R"({"repetition_penalty": 0})", "repetition_penalty", "above 0"},
+      {R"({"repetition_penalty": 0})", "repetition_penalty", "0.001 to 10"},
+      {R"({"repetition_penalty": 1e-38})", "repetition_penalty", "0.001 to 10"},  // a logit over this is infinite
       {R"({"seed": "x"})", "seed", "integer"},
       {R"({"seed": 1.5})", "seed", "integer"},
       {R"({"max_tokens": 0})", "max_tokens", "at least 1"},
