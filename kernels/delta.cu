@@ -212,7 +212,7 @@ struct DeltaRule {
   float *state, *u, *k_out;
   double* gate;
   bf16* o;
-  int key_heads, value_heads, key_dim, value_dim, window_rows;  // window_rows: most of any window, a multiple of kRows
+  int key_heads, value_heads, key_dim, value_dim, window_rows;  // window_rows: whose updates are held in shared memory, a multiple of kRows
   bool but_few_rows, chunks;                                    // segments of few rows, and those that run by chunks, are not this kernel's
 };
 
@@ -246,6 +246,9 @@ __device__ __forceinline__ void substitute(const float* A, const float* base, co
   }
 }
 
+// What delta_kernel has besides, for a window's rows: P, g and beta, up, ancestor.
+constexpr size_t kDeltaStatic = kDeltaPath * (sizeof(double) + 2 * sizeof(float) + sizeof(int16_t) + kDeltaPath / 8);
+
 struct DeltaShared {  // offsets in floats into dynamic shared memory
   int state, work, base, u, total;
   __host__ __device__ DeltaShared(int key_dim, int window_rows) {
@@ -260,7 +263,8 @@ struct DeltaShared {  // offsets in floats into dynamic shared memory
 
 // A block: (segment, value head, slice of the state's columns). Columns are independent, so within the forward substitution a thread owns
 // one, with the unknowns of its tile in registers: no synchronisation between rows, whatever the tree. The matrix is dense lower
-// triangular in row order (parents stand before children), zero where j is no ancestor of i.
+// triangular in row order (parents stand before children), zero where j is no ancestor of i. Where shared memory does not hold a whole
+// tree's updates (99 KiB hold 64 rows'), those of earlier tiles are read back from the trace, which has the same values.
 __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
   extern __shared__ float shared[];
   const DeltaShared at(a.key_dim, a.window_rows);
@@ -281,6 +285,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
   const int window = s.certain ? kRows : kDeltaPath;
   for (int first = s.first_row; first < s.first_row + s.row_count; first += window) {
     const int n = min(window, s.first_row + s.row_count - first);
+    const bool held = n <= a.window_rows;  // certain windows always are
     __syncthreads();
     for (int i = threadIdx.x; i < n; i += kDeltaThreads) {
       read_gates(a, head, first, i, g, beta, up);
@@ -302,6 +307,11 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
     }
     for (int tile = 0; tile < n; tile += kRows) {
       const int m = min(kRows, n - tile);
+      float* own = U + (held ? tile : 0) * kSlice;  // updates of this tile's rows
+      const auto earlier = [&](int j) {             // of a row of an earlier tile
+        if (held) return U[j * kSlice + col];
+        return col < columns ? a.u[(static_cast<int64_t>(first + j) * a.value_heads + head) * a.value_dim + column0 + col] : 0.0f;
+      };
       for (int part = 0; part < m; part += kTile) {  // S0ᵀk and S0ᵀq, e^P in front
         const int rows = min(kTile, m - part);
         __syncthreads();
@@ -360,8 +370,7 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
           float k_sum = 0, q_sum = 0;
           for (int j = 0; j < kRows; j += 4) {
             const float4 ka = *reinterpret_cast<const float4*>(A + r * kRows + j), qa = *reinterpret_cast<const float4*>(B + r * kRows + j);
-            const float u0 = U[(from + j) * kSlice + col], u1 = U[(from + j + 1) * kSlice + col], u2 = U[(from + j + 2) * kSlice + col],
-                        u3 = U[(from + j + 3) * kSlice + col];
+            const float u0 = earlier(from + j), u1 = earlier(from + j + 1), u2 = earlier(from + j + 2), u3 = earlier(from + j + 3);
             k_sum = fmaf(ka.x, u0, fmaf(ka.y, u1, fmaf(ka.z, u2, fmaf(ka.w, u3, k_sum))));
             q_sum = fmaf(qa.x, u0, fmaf(qa.y, u1, fmaf(qa.z, u2, fmaf(qa.w, u3, q_sum))));
           }
@@ -370,12 +379,12 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
       }
       // v where the substitution will read it
       for (int r = group; r < m; r += kGroups)
-        U[(tile + r) * kSlice + col] =
+        own[r * kSlice + col] =
             col < columns
                 ? to_float(a.c[(first + tile + r) * a.c_stride + 2 * a.key_heads * a.key_dim + head * a.value_dim + column0 + col])
                 : 0.0f;
       __syncthreads();
-      if (threadIdx.x < kSlice) substitute<kRows>(A, base, beta + tile, U + tile * kSlice, m, col);
+      if (threadIdx.x < kSlice) substitute<kRows>(A, base, beta + tile, own, m, col);
       __syncthreads();
       for (int r = group; r < m; r += kGroups) {
         float out = base[(kRows + r) * kSlice + col];
@@ -383,11 +392,11 @@ __global__ void __launch_bounds__(kDeltaThreads, 2) delta_kernel(DeltaRule a) {
           const float4 c = *reinterpret_cast<const float4*>(B + r * kRows + j);
 #pragma unroll
           for (int e = 0; e < 4; ++e)
-            if (j + e <= r) out = fmaf(e == 0 ? c.x : e == 1 ? c.y : e == 2 ? c.z : c.w, U[(tile + j + e) * kSlice + col], out);
+            if (j + e <= r) out = fmaf(e == 0 ? c.x : e == 1 ? c.y : e == 2 ? c.z : c.w, own[(j + e) * kSlice + col], out);
         }
         if (col < columns) {
           const int64_t row = first + tile + r;
-          if (!s.certain) a.u[(row * a.value_heads + head) * a.value_dim + column0 + col] = U[(tile + r) * kSlice + col];
+          if (!s.certain) a.u[(row * a.value_heads + head) * a.value_dim + column0 + col] = own[r * kSlice + col];
           a.o[row * a.o_stride + head * a.value_dim + column0 + col] = from_float<bf16>(out);
         }
       }
@@ -713,7 +722,11 @@ cudaError_t delta_rule(cudaStream_t stream, const ops::DeltaRuleArgs& a, const D
   e = launch(gram_kernel, dim3(tiles, s.key_heads), dim3(kGramThreads), gram_bytes, stream,
              Gram{f.segment, f.segments, s.key_heads, s.key_dim, as_bf16(a.c), a.c.stride, work.q, work.k, work.dots, k});
   if (e != cudaSuccess) return e;
-  const size_t bytes = static_cast<size_t>(DeltaShared(s.key_dim, r.window_rows).total) * sizeof(float);
+  const auto dynamic = [&](int held) { return static_cast<size_t>(DeltaShared(s.key_dim, held).total) * sizeof(float); };
+  if (dynamic(r.window_rows) + kDeltaStatic > work.shared_limit) r.window_rows = kRows;
+  const size_t bytes = dynamic(r.window_rows);
+  // Cards with more shared memory would run it: so that they show, too, what smaller ones refuse.
+  if (bytes + kDeltaStatic > work.shared_limit) return cudaErrorInvalidConfiguration;
   if ((e = allow(delta_kernel, bytes, &allowed)) != cudaSuccess) return e;
   return launch(delta_kernel, grid, dim3(kDeltaThreads), bytes, stream, r);
 }
