@@ -212,8 +212,11 @@ Result<Run> time_requests(Engine& engine, const std::vector<std::vector<int32_t>
     r.sampling.seed = static_cast<uint64_t>(i) + 1;
     r.sampling.seed_given = true;
     if (o.synthetic > 0) {
-      r.ignore_eos = true;         // choices are drawn: an end would be chance
-      r.prompt.front() = i % 256;  // and they depend on the prompt: each request has luck of its own, the same in every mode
+      r.ignore_eos = true;  // choices are drawn: an end would be chance
+      // And they depend on the prompt's first token: each request of each kind has luck of its own, the same in every mode.
+      auto luck = static_cast<uint32_t>(i);
+      for (const int32_t id : r.prompt) luck = luck * 31 + static_cast<uint32_t>(id);
+      r.prompt.front() = static_cast<int32_t>(luck % 256);
     }
     run.prompt_tokens += static_cast<int64_t>(r.prompt.size());
     r.mode = mode.mode;

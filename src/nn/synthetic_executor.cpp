@@ -7,7 +7,6 @@ namespace ddtree {
 namespace {
 
 constexpr int32_t kNextnPositions = 3;
-constexpr int32_t kTold = 64;  // tokens by which prompts are told apart
 
 int32_t positions_of(const Executor& e) { return e.drafter() ? static_cast<int32_t>(e.drafter()->block_size) - 1 : kNextnPositions; }
 
@@ -93,12 +92,8 @@ Status SyntheticExecutor::forward(const Forest& forest, PassOutput* output) {
   output->logits = nullptr;
   output->chosen.assign(wanted, 0), output->margin.assign(wanted, 1.0f);  // no near-ties
   for (const Segment& s : forest.segments) {
-    if (s.context == 0 && s.slot >= 0) {
-      uint64_t& prompt = drafted_[static_cast<size_t>(s.slot)].prompt;
-      prompt = 0;
-      for (int32_t r = s.first_row; r < s.first_row + std::min(s.row_count, kTold); ++r)
-        prompt = mixed(prompt ^ static_cast<uint64_t>(forest.token[static_cast<size_t>(r)]));
-    }
+    if (s.context == 0 && s.slot >= 0)
+      drafted_[static_cast<size_t>(s.slot)].prompt = static_cast<uint64_t>(forest.token[static_cast<size_t>(s.first_row)]);
     for (int32_t r = s.first_row; r < s.first_row + s.row_count; ++r) {
       const int32_t to = output->logits_row[static_cast<size_t>(r)];
       if (to >= 0) output->chosen[static_cast<size_t>(to)] = choice(s.slot, forest.position[static_cast<size_t>(r)] + 1);

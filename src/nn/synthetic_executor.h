@@ -4,8 +4,8 @@
 // At each position the target's token is the drafter's candidate of rank k with probability q for k = 0 and (1 - q)/4 · (3/4)^(k-1) behind
 // it, independently; q is such that a chain of a whole block emits `mean` tokens a round: mean = Σ q^i, i = 0 … positions. A tree finds the
 // more of the rest the larger it is, and the log-probs that the tree is grown from are the true ones of this draw, so the cost model is
-// right about what it should expect. Draws depend on the seed, the prompt's beginning and the position alone: modes that are compared on
-// the same prompts meet the same luck. A text may end anywhere: requests ignore the end.
+// right about what it should expect. Draws depend on the seed, the prompt's first token and the position alone: modes that are compared on
+// the same prompts meet the same luck, in whatever chunks these come. A text may end anywhere: requests ignore the end.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ class SyntheticExecutor final : public Executor {
 
  private:
   struct Drafted {        // of a slot, since its last draft
-    uint64_t prompt = 0;  // of the first tokens that the slot got since it was emptied
+    uint64_t prompt = 0;  // the first token that the slot got since it was emptied; more of them would depend on how a pass is shared
     int32_t context = -1, positions = 0, top_k = 0;
     std::vector<int32_t> token;  // [positions, top_k]
   };

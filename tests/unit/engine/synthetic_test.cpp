@@ -86,5 +86,19 @@ TEST_CASE("synthetic acceptance: a prompt has the same luck whatever ran before,
   CHECK(emitted[0] != emitted[1]);
 }
 
+TEST_CASE("synthetic acceptance: how passes cut a prompt changes nothing of its luck") {
+  const auto emitted = [](int32_t chunk) {
+    SyntheticExecutor executor(tiny_executor(), 4.0);
+    EngineOptions options;
+    options.max_running = 1, options.prefill_chunk = chunk;
+    const auto engine = tiny_engine(executor, options);
+    Request r = request(0, SpeculationMode::kDflash, 0);
+    for (int32_t id = 400; id < 440; ++id) r.prompt.push_back(id);
+    return run_request(*engine, std::move(r))->last.stats.emitted;
+  };
+  const auto whole = emitted(256);
+  for (const int32_t chunk : {1, 7, 42}) CHECK(emitted(chunk) == whole);
+}
+
 }  // namespace
 }  // namespace ddtree::testing
