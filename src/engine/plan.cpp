@@ -212,9 +212,10 @@ class Cures {
       if (fits(at(middle))) high = middle;
       else low = middle;
     }
-    found_.push_back(
-        {fmt::format("{} with at least {} MiB", with_.kind() == ops::DeviceKind::kCuda ? "a card" : "a machine", with_commas(high)),
-         at(high), false});
+    // Ranks on the CPU share a machine, and each was given its part of it; a card is a rank's own.
+    const bool cuda = with_.kind() == ops::DeviceKind::kCuda;
+    const int64_t whole = int64_t{high} * (cuda ? 1 : with_.ranks());
+    found_.push_back({fmt::format("{} with at least {} MiB", cuda ? "a card" : "a machine", with_commas(whole)), at(high), false});
   }
 
   const PairFootprint& with_;

@@ -327,6 +327,16 @@ TEST_CASE("weights larger than the card name the smallest card that holds them")
   CHECK(!planned(footprint, less).fits);
 }
 
+TEST_CASE("ranks on the CPU share a machine: the smallest that is named holds all of them") {
+  const auto specs = read_pair_specs("qwen3.6-27b");
+  REQUIRE(specs.ok());
+  const auto footprint = PairFootprint::of(*specs, ops::DeviceKind::kCpu, 1, 2);
+  REQUIRE(footprint.ok());
+  const MemoryPlan plan = planned(*footprint, request_of(8192));  // a rank's part of 16 GiB
+  REQUIRE(plan.cures.size() == 1);
+  CHECK(plan.cures[0].text == "a machine with at least " + with_commas(2 * (plan.cures[0].request.memory / kMiB)) + " MiB");
+}
+
 TEST_CASE("what other processes hold of a card is not given out twice") {
   const PairFootprint footprint = footprint_of("qwen3.5-4b");
   MemoryRequest r = request_of(49140);
